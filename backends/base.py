@@ -245,12 +245,12 @@ def require_same_process(pid: int, where: str) -> None:
 
 # -- buffers ---------------------------------------------------------------------------------------
 
-Piece = bytes | memoryview
+Chunk = bytes | memoryview
 """A flat buffer whose length is its number of bytes."""
 
 
-def as_pieces(data: Sequence[Buffer] | Buffer) -> list[Piece]:
-    """The bytes of ``data`` in pieces, in order, without the empty ones. Copies nothing.
+def as_chunks(data: Sequence[Buffer] | Buffer) -> list[Chunk]:
+    """The bytes of ``data`` in chunks, in order, without the empty ones. Copies nothing.
 
     Args:
         data: One buffer, or several in a list or tuple. Each must be C-contiguous.
@@ -260,8 +260,8 @@ def as_pieces(data: Sequence[Buffer] | Buffer) -> list[Piece]:
     """
     parts = data if isinstance(data, list | tuple) else [data]
     # `bytes` as they are: a view of each would double the cost of many small ones.
-    pieces = [part if type(part) is bytes else _flat(cast("Buffer", part)) for part in parts]
-    return [piece for piece in pieces if piece]
+    chunks = [part if type(part) is bytes else _flat(cast("Buffer", part)) for part in parts]
+    return [chunk for chunk in chunks if chunk]
 
 
 def _flat(part: Buffer) -> memoryview:
@@ -273,7 +273,7 @@ def _flat(part: Buffer) -> memoryview:
 
 def size_bytes(data: Sequence[Buffer] | Buffer) -> int:
     """How many bytes ``data`` has."""
-    return sum(map(len, as_pieces(data)))
+    return sum(map(len, as_chunks(data)))
 
 
 # -- ranges ----------------------------------------------------------------------------------------

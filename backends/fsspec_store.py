@@ -29,7 +29,7 @@ from backends.base import (
     ForeignNames,
     ObjectInfo,
     Version,
-    as_pieces,
+    as_chunks,
     check_key,
     check_range,
     content_version,
@@ -139,7 +139,7 @@ class FsspecStore:
                 f"{self._scheme} file systems create nothing atomically, so only reading is safe: "
                 f"{self.url}; for writing use file://, s3:// or memory://"
             )
-        body = b"".join(as_pieces(data))
+        body = b"".join(as_chunks(data))
         with self._mapped(key, write=True):
             if self._atomic:
                 self._create(key, body)

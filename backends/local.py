@@ -44,11 +44,11 @@ from typing import TYPE_CHECKING
 from backends.base import (
     ByteRange,
     Capabilities,
+    Chunk,
     ForeignNames,
     ObjectInfo,
-    Piece,
     Version,
-    as_pieces,
+    as_chunks,
     check_key,
     content_version,
     require_same_process,
@@ -135,10 +135,10 @@ class LocalFolderStore:
         """Raises also InvalidKeyError where key and ``key/...`` would meet."""
         require_same_process(self._pid, self._url)
         folder, name = self._place(key)
-        pieces = as_pieces(data)
+        chunks = as_chunks(data)
         for _ in range(_FOLDER_TRIES_MAX):
             try:
-                return self._create(folder, name, key, pieces)
+                return self._create(folder, name, key, chunks)
             except FileNotFoundError:
                 # The deletion of the last object of a folder removes it, maybe between our opening it and the name in it.
                 self._folders.forget(folder)
@@ -194,14 +194,14 @@ class LocalFolderStore:
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
         folder, name = self._place(key)
-        pieces = as_pieces(data)
+        chunks = as_chunks(data)
         with mapped(self._where(key)), self._locked():
             if expected is None:
                 self._create_first(key, data)
             else:
                 self._check_version(key, expected)
-                self._replace(folder, name, key, pieces)
-        return content_version(b"".join(pieces))
+                self._replace(folder, name, key, chunks)
+        return content_version(b"".join(chunks))
 
     def close(self) -> None:
         if os.getpid() == self._pid:  # else its lock may be held by a thread that is not here
@@ -239,7 +239,7 @@ class LocalFolderStore:
             finally:
                 os.close(fd)
 
-    def _create(self, folder: bytes, name: bytes, key: str, pieces: builtins.list[Piece]) -> None:
+    def _create(self, folder: bytes, name: bytes, key: str, chunks: builtins.list[Chunk]) -> None:
         """Write an object that is not there yet.
 
         Raises:
@@ -247,7 +247,7 @@ class LocalFolderStore:
         """
         with self._folders.hold(folder) as folder_fd:
             with _saying_removed(folder_fd):
-                draft = self._writer.write(folder_fd, pieces)
+                draft = self._writer.write(folder_fd, chunks)
             try:
                 draft.force()
                 with _saying_removed(folder_fd):
@@ -305,10 +305,10 @@ class LocalFolderStore:
         if present != expected:
             raise PreconditionFailedError(f"at another version: {self._where(key)}")
 
-    def _replace(self, folder: bytes, name: bytes, key: str, pieces: builtins.list[Piece]) -> None:
+    def _replace(self, folder: bytes, name: bytes, key: str, chunks: builtins.list[Chunk]) -> None:
         """Put new bytes in the place of an object; the lock is held, so its folder stays."""
         with self._folders.lease(folder) as folder_fd:
-            self._writer.replace(folder_fd, name, pieces)
+            self._writer.replace(folder_fd, name, chunks)
             self._force(folder_fd, key)
 
     def _remove_empty(self, folder: bytes) -> None:

@@ -37,7 +37,7 @@ from backends.errors import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from backends.base import Piece
+    from backends.base import Chunk
 
 # Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
 # ruff: noqa: PTH102, PTH108, PTH112, PTH116, PTH120, PTH123
@@ -452,20 +452,20 @@ _HAS_ADVICE = hasattr(os, "posix_fadvise")
 _TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 
-def write_all(fd: int, pieces: Sequence[Piece]) -> None:
-    """Write the pieces one behind the other without joining them, however the kernel cuts it."""
-    for begin in range(0, len(pieces), _IOV_MAX):
-        some = pieces[begin : begin + _IOV_MAX]
+def write_all(fd: int, chunks: Sequence[Chunk]) -> None:
+    """Write the chunks one behind the other without joining them, however the kernel cuts it."""
+    for begin in range(0, len(chunks), _IOV_MAX):
+        some = chunks[begin : begin + _IOV_MAX]
         written = os.writev(fd, some)
         if written < sum(map(len, some)):
             _write_rest(fd, some, written)
 
 
-def _write_rest(fd: int, pieces: Sequence[Piece], written: int) -> None:
-    """Go on after ``written`` bytes of the pieces: a signal or a full disk has cut the call."""
-    for piece in pieces:
-        view = memoryview(piece)[min(written, len(piece)) :]
-        written -= len(piece) - len(view)
+def _write_rest(fd: int, chunks: Sequence[Chunk], written: int) -> None:
+    """Go on after ``written`` bytes of the chunks: a signal or a full disk has cut the call."""
+    for chunk in chunks:
+        view = memoryview(chunk)[min(written, len(chunk)) :]
+        written -= len(chunk) - len(view)
         while view:
             view = view[os.write(fd, view) :]
 
@@ -545,7 +545,7 @@ class ExclusiveWriter:
         self._swept = False
         self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
 
-    def write(self, folder_fd: int, pieces: Sequence[Piece]) -> Draft:
+    def write(self, folder_fd: int, chunks: Sequence[Chunk]) -> Draft:
         """Write a file that has no name in the folder yet. Close it in any case.
 
         Raises:
@@ -555,7 +555,7 @@ class ExclusiveWriter:
         draft = self._unnamed_draft(folder_fd) if self._unnamed else None
         draft = draft or self._named_draft(folder_fd)
         try:
-            write_all(draft.fd, pieces)
+            write_all(draft.fd, chunks)
         except BaseException:
             draft.close()
             raise
@@ -589,11 +589,11 @@ class ExclusiveWriter:
             raise
         return draft
 
-    def replace(self, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:
+    def replace(self, folder_fd: int, name: bytes, chunks: Sequence[Chunk]) -> None:
         """Put a new file, its bytes on disk, in the place of ``name``; the name itself is not on disk yet."""
         draft = self._named_draft(folder_fd)
         try:
-            write_all(draft.fd, pieces)
+            write_all(draft.fd, chunks)
             draft.force()
             draft.move_to(name)
         finally:
@@ -668,15 +668,15 @@ def _read_exactly(fd: int, key: str, byte_range: ByteRange) -> bytes:
     data = os.pread(fd, byte_range.size_bytes, byte_range.start)
     if len(data) == byte_range.size_bytes:
         return data
-    pieces = [data]
+    chunks = [data]
     position = byte_range.start + len(data)
     while position < byte_range.end:
-        piece = os.pread(fd, byte_range.end - position, position)
-        if not piece:
+        chunk = os.pread(fd, byte_range.end - position, position)
+        if not chunk:
             raise ShortReadError(f"file was cut while it was read: {key!r}")
-        pieces.append(piece)
-        position += len(piece)
-    return b"".join(pieces)
+        chunks.append(chunk)
+        position += len(chunk)
+    return b"".join(chunks)
 
 
 # -- folders that a person has named ---------------------------------------------------------------

@@ -16,7 +16,7 @@ from backends.base import (
     Capabilities,
     ObjectInfo,
     Version,
-    as_pieces,
+    as_chunks,
     check_key,
     check_range,
     content_version,
@@ -87,7 +87,7 @@ class MemoryStore:
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """Raises also InvalidKeyError where key and ``key/...`` would meet."""
         check_key(key)
-        stored = b"".join(as_pieces(data))
+        stored = b"".join(as_chunks(data))
         with self._lock:
             # Look and insert under one lock: this is the atomic point that everything rests on.
             if key in self._objects:
@@ -130,7 +130,7 @@ class MemoryStore:
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
         check_key(key)
-        stored = b"".join(as_pieces(data))
+        stored = b"".join(as_chunks(data))
         with self._lock:
             found = self._objects.get(key)
             present = None if found is None else content_version(found.data)

@@ -34,7 +34,7 @@ from backends.base import (
     ForeignNames,
     ObjectInfo,
     Version,
-    as_pieces,
+    as_chunks,
     check_key,
     is_key,
     keys_from,
@@ -143,7 +143,7 @@ class S3Store:
         """The body's hash goes along as its checksum and in the signature, so the server checks that it arrived whole."""
         check_key(key)
         try:
-            self._wire.put(self._prefix + key, as_pieces(data), Condition())
+            self._wire.put(self._prefix + key, as_chunks(data), Condition())
         except S3Failure as failure:
             if failure.status == _PRECONDITION:
                 raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
@@ -238,7 +238,7 @@ class S3Store:
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
         check_key(key)
         try:
-            etag = self._wire.put(self._prefix + key, as_pieces(data), Condition(expected))
+            etag = self._wire.put(self._prefix + key, as_chunks(data), Condition(expected))
         except S3Failure as failure:
             if failure.status == _PRECONDITION or _is_gone(failure):
                 message = f"at another version, or gone: {self._where(key)}"

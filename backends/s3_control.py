@@ -37,7 +37,7 @@ from backends.s3_wire import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backends.base import Piece
+    from backends.base import Chunk
     from backends.s3_settings import CredentialSource, S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -114,7 +114,7 @@ def load_profile(name: str | None) -> Profile:
 
 
 class BotoWire:
-    """An ``S3Wire`` over boto3. Its deadline counts anew for each piece that arrives."""
+    """An ``S3Wire`` over boto3. Its deadline counts anew for each chunk that arrives."""
 
     def __init__(self, settings: S3Settings) -> None:
         """Make a client; nothing is sent."""
@@ -147,10 +147,10 @@ class BotoWire:
         for operation in _DOCUMENTS:
             self._client.meta.events.register(f"after-call.s3.{operation}", _see_document)
 
-    def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
+    def put(self, key: str, chunks: Sequence[Chunk], condition: Condition) -> str:
         etag = condition.etag
         when = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        body = b"".join(pieces)
+        body = b"".join(chunks)
         # As the fast client does; one that botocore makes by itself may come behind the body, which servers of old refuse.
         checksum = base64.b64encode(hashlib.sha256(body).digest()).decode()
         with _failures():

@@ -5,7 +5,7 @@ for an empty bucket, and boto3 and obstore alike take a page that says that it g
 each page has to be a ``ListBucketResult`` that says whether it is cut; one that is cut has to say where it goes on, and what
 follows has to lie behind it. All else is a failure of the store. Keys come as they are, whatever is in them.
 
-Pages are asked for by signed GETs of the standard library: kept connections, proxies, TLS. botocore's pieces
+Pages are asked for by signed GETs of the standard library: kept connections, proxies, TLS. botocore's chunks
 (``S3SigV4Auth``, ``URLLib3Session``) would do it in fewer lines. They are not used, since every command on ``s3://`` lists:
 of a fresh interpreter they take 200 ms of CPU and more to import beside what such a command loads anyway, urllib3 alone
 80 ms, and what is used here 20 ms. A page of 1,000 keys costs the same either way, about 20 ms, nearly all of it reading.
@@ -160,7 +160,7 @@ def _info(element: ET.Element, *, is_escaped: bool) -> ObjectInfo:
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _KEPT_MAX: Final = 16
-_PIECE_BYTES: Final = 256 * 1024
+_CHUNK_BYTES: Final = 256 * 1024
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """A page of a thousand keys of 1,024 bytes, each byte escaped, is a twentieth of it."""
 _GONE: Final = (http.client.RemoteDisconnected, ConnectionError)
@@ -312,7 +312,7 @@ def _escaped(text: str) -> str:
 
 
 class _Until(io.RawIOBase):
-    """What a socket gives until a moment: its own timeout would count anew for each piece."""
+    """What a socket gives until a moment: its own timeout would count anew for each chunk."""
 
     def __init__(self, sock: socket.socket, until_s: float) -> None:
         super().__init__()
@@ -364,8 +364,8 @@ def _connect(connection: http.client.HTTPConnection) -> None:
 
 def _body_of(answer: http.client.HTTPResponse) -> bytes:
     body = bytearray()
-    while piece := answer.read(_PIECE_BYTES):
-        body += piece
+    while chunk := answer.read(_CHUNK_BYTES):
+        body += chunk
         if len(body) > _ANSWER_BYTES_MAX:
             raise S3Failure(answer.status, FOREIGN, detail="it does not end")
     if answer.length:  # what is missing at the end is not an error of a read with a size

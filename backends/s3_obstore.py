@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ClientConfig, S3Config, S3CredentialProvider
 
-    from backends.base import Piece
+    from backends.base import Chunk
     from backends.s3_settings import S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0
 _SMALL_BYTES = 4 * 1024 * 1024
 """Writes of so much have the deadline of a request of no bytes."""
-_PIECE_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 _UNDER_WAY_BYTES = 32 * 1024 * 1024
-"""Readers have so much under way at once, in pieces, which all take as long as their sum where the way is slow."""
+"""Readers have so much under way at once, in chunks, which all take as long as their sum where the way is slow."""
 # Lines of the "Debug source" that obstore appends. Keys and bodies stand in them inside quotes on
 # lines of their own, so that no key can be mistaken for a status.
 _STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
@@ -141,12 +141,12 @@ class ObstoreWire:
         # Two threads may make one each; one of the two is kept, and the other goes when its request has ended.
         return found or self._clients.setdefault(sized, self._made(sized))
 
-    def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
-        """The pieces are sent as they are, without joining them."""
+    def put(self, key: str, chunks: Sequence[Chunk], condition: Condition) -> str:
+        """The chunks are sent as they are, without joining them."""
         with _failures():
-            # An iterator of no pieces would be a body of none; one piece needs no iterator.
-            body = pieces[0] if len(pieces) == 1 else iter(pieces) if pieces else b""
-            size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+            # An iterator of no chunks would be a body of none; one chunk needs no iterator.
+            body = chunks[0] if len(chunks) == 1 else iter(chunks) if chunks else b""
+            size_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
             etag = condition.etag
             mode = "create" if etag is None else {"e_tag": etag}
             result = obstore.put(
@@ -170,8 +170,8 @@ class ObstoreWire:
     def get_range(self, key: str, start: int, end: int) -> memoryview:
         with _failures():
             size_bytes = end - start
-            is_piece = size_bytes >= _PIECE_BYTES
-            client = self._client_for(max(size_bytes, _UNDER_WAY_BYTES) if is_piece else 0)
+            is_chunk = size_bytes >= _CHUNK_BYTES
+            client = self._client_for(max(size_bytes, _UNDER_WAY_BYTES) if is_chunk else 0)
             return memoryview(obstore.get_range(client, key, start=start, end=end))
 
     def head(self, key: str) -> ObjectInfo:

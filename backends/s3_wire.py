@@ -32,7 +32,7 @@ from backends.s3_answers import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from backends.base import ObjectInfo, Piece
+    from backends.base import Chunk, ObjectInfo
 
 
 class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store turns it into an error)
@@ -116,8 +116,8 @@ class S3Wire(Protocol):
     Every method raises ``S3Failure`` and nothing else.
     """
 
-    def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
-        """PUT the joined pieces; the new ETag, quoted as the server sent it."""
+    def put(self, key: str, chunks: Sequence[Chunk], condition: Condition) -> str:
+        """PUT the joined chunks; the new ETag, quoted as the server sent it."""
         ...
 
     def get(self, key: str) -> tuple[bytes, str]:

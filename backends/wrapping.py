@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from backends.base import as_pieces, get_into, require_same_process, size_bytes
+from backends.base import as_chunks, get_into, require_same_process, size_bytes
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -137,10 +137,10 @@ def _reads_as(read: Callable[[], bytes], key: str, data: Sequence[Buffer] | Buff
     except ObjectNotFoundError:
         return False  # deleted meanwhile: that it existed remains true
     at = 0
-    for piece in as_pieces(data):  # not joined: it may be a large bundle
-        if found[at : at + len(piece)] != piece:
+    for chunk in as_chunks(data):  # not joined: it may be a large bundle
+        if found[at : at + len(chunk)] != chunk:
             return False
-        at += len(piece)
+        at += len(chunk)
     return at == len(found)
 
 

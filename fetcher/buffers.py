@@ -4,9 +4,9 @@ Contract
     ``Memory.lend`` gives a buffer. It comes back by itself when nothing refers to it any more, no view of it, slice of such
     or array on it; so that bytes which a caller keeps never change under him.
 
-    Buffers are cut from one stretch of addresses, the lowest that are free first, so that what is lent is mostly memory
+    Buffers are cut from one range of addresses, the lowest that are free first, so that what is lent is mostly memory
     that was in use before. What lies free goes back to the system when it is more than a limit, the highest first, and all
-    of it when ``clear`` is called. When the stretch is full (somebody keeps very much) buffers come from ``malloc``.
+    of it when ``clear`` is called. When the range is full (somebody keeps very much) buffers come from ``malloc``.
 
 Why: the kernel clears each page that a process touches for the first time, which costs more than reading into it; and
 ``malloc`` returns blocks of this size to the kernel when they are freed.
@@ -54,7 +54,7 @@ class Memory:
         """Have nothing yet.
 
         Args:
-            size_bytes: Of the stretch; addresses only, until they are lent.
+            size_bytes: Of the range; addresses only, until they are lent.
             free_bytes_max: What is kept though nobody uses it.
         """
         self._steps = max(size_bytes // STEP_BYTES, 1)
@@ -73,7 +73,7 @@ class Memory:
 
     @property
     def held_bytes(self) -> int:
-        """What of the stretch may have memory behind it."""
+        """What of the range may have memory behind it."""
         return int(np.count_nonzero(self._has_memory)) * STEP_BYTES
 
     def lend(self, size_bytes: int) -> memoryview:

@@ -307,19 +307,19 @@ class Loader:
         if any(one.cancelled() for one in asked):
             raise CancelledError
         try:
-            pieces = [one.result() for one in asked]
+            chunks = [one.result() for one in asked]
         except (InvalidRangeError, ShortReadError):
             return [] if isinstance(plan, MultiSectionRead) else self._read(plan)
         if isinstance(plan, MultiSectionRead):
-            return [memoryview(piece) for piece in pieces]
+            return [memoryview(chunk) for chunk in chunks]
         where = self.prefix + plan.wants[0].key
         try:
             if not plan.is_first:
-                found, known = plan.check(pieces, where=where)
+                found, known = plan.check(chunks, where=where)
                 if known is not None and plan.known is None:
                     self._remember(plan.wants[0], known)
                 return found
-            known = plan.open([pieces[0]], where=where)
+            known = plan.open([chunks[0]], where=where)
         except DataError:  # its block table, too, may be damaged
             return self._read(plan)
         self._remember(plan.wants[0], known)
@@ -638,17 +638,17 @@ class Stock:
         for fetch in unwanted:
             self._loader.cancel(fetch)
 
-    def _receive(self, fetch: Fetch, pieces: list[memoryview]) -> Thing | None:
+    def _receive(self, fetch: Fetch, chunks: list[memoryview]) -> Thing | None:
         """Make of the bytes what was wanted, and put it into the cache."""
         if fetch.multi_read is not None:
-            self._receive_together(fetch, fetch.multi_read, pieces)
+            self._receive_together(fetch, fetch.multi_read, chunks)
             return None  # readers of several queues wait for it, and each finds its own
         request = fetch.request
         layout, run = request.layout, None
         if layout is None:
-            layout = self._lay_out(request.part, pieces.pop(0))
+            layout = self._lay_out(request.part, chunks.pop(0))
         if request.blocks:
-            data = pieces[0] if pieces else memoryview(b"")
+            data = chunks[0] if chunks else memoryview(b"")
             run = self._decode(fetch.stream.queue, layout, request, data)
         is_one = request.layout is None and len(request.blocks) == 1
         entries: list[Cached[Thing]] = []
@@ -662,10 +662,10 @@ class Stock:
         return layout if run is None else run
 
     def _receive_together(
-        self, fetch: Fetch, read: MultiSectionRead, pieces: list[memoryview]
+        self, fetch: Fetch, read: MultiSectionRead, chunks: list[memoryview]
     ) -> None:
         """Put several sections into the cache. What cannot be decoded is asked for by itself."""
-        data = compact(pieces.pop(), self._memory) if pieces else None  # what else came is not kept
+        data = compact(chunks.pop(), self._memory) if chunks else None  # what else came is not kept
         things = [] if data is None else decode_together(read, data, self._loader.prefix)
         neighbours = fetch.stream.neighbours
         if neighbours is not None and sum(len(keys) for _, keys in things) < len(read):

@@ -317,7 +317,7 @@ class TieredMessageFetcher:
         stream = read.stream
         if read.start not in stream.wary:
             share = self._share()
-            least = min(read.window, self.settings.piece_bytes, share)
+            least = min(read.window, self.settings.chunk_bytes, share)
             try:
                 return self._wait_for(replace(read, window=max(stream.aim(share), least)))
             except DataError:

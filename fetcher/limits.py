@@ -33,7 +33,7 @@ class TransferLimits:
     hedge_floor_s: float = 0.05  # but not before this many seconds
     hedge_budget: float = 0.05  # most hedges for each request; 0: no hedging
     pending_max: int = 4096
-    """Pieces that may wait. Read-ahead is refused when so many wait in all; what is urgent, when so many urgent ones
+    """Chunks that may wait. Read-ahead is refused when so many wait in all; what is urgent, when so many urgent ones
     wait."""
 
     def __post_init__(self) -> None:
@@ -89,14 +89,14 @@ class FetchSettings:
     cache_bytes: int = MEMORY_BYTES
     """Everything that is cached or on its way: records, their arrays, indexes, and what each of these takes however
     small it is. Never exceeded, but for one record that is larger. Not in it: what a caller still holds of a
-    batch (a slice keeps the run that it is of, up to ``piece_bytes``); requests under way that nobody wants any
+    batch (a slice keeps the run that it is of, up to ``chunk_bytes``); requests under way that nobody wants any
     more (``transfers.bytes_in_flight_max``); block tables; memory that is kept free (an eighth of this); and an
     section that is read whole since it is damaged. Each reader needs a block or two here, or readers drop what
     others are about to read. What is lent (``TieredMessageFetcher.lend``) is of this, too."""
-    table_bytes: int = 8 * MIB  # block tables of sections that are read in pieces
+    table_bytes: int = 8 * MIB  # block tables of sections that are read in chunks
     block_bytes: int = 256 * KIB
     """Step in which a part's records are cached and asked for; a multiple of 64 KiB."""
-    piece_bytes: int = 4 * MIB  # largest request for records; a window is read in so many at once
+    chunk_bytes: int = 4 * MIB  # largest request for records; a window is read in so many at once
     gap_bytes: int = 256 * KIB
     """Blocks that are here already are read again when no more than this lies between two that are not."""
     unread_seconds: float = 180.0  # how long what nobody has read is kept
@@ -114,15 +114,15 @@ class FetchSettings:
     def __post_init__(self) -> None:
         if self.block_bytes <= 0 or self.block_bytes % BLOCK_ALIGNMENT:
             raise InvalidError(f"blocks of {self.block_bytes} bytes; make it a multiple of 65536")
-        if self.piece_bytes < self.block_bytes or self.cache_bytes < 2 * self.piece_bytes:
+        if self.chunk_bytes < self.block_bytes or self.cache_bytes < 2 * self.chunk_bytes:
             raise InvalidError(
-                f"a cache of {self.cache_bytes} bytes with requests of {self.piece_bytes}",
+                f"a cache of {self.cache_bytes} bytes with requests of {self.chunk_bytes}",
                 do="make requests no smaller than blocks, and the cache hold two requests",
             )
 
     @classmethod
     def of_memory(cls, memory_bytes: int, transfers: TransferLimits | None = None) -> FetchSettings:
-        """Settings with which all that a tier keeps fits into so much memory: with little of it all pieces are small.
+        """Settings with which all that a tier keeps fits into so much memory: with little of it all chunks are small.
 
         However little it is, each read gets on: what one needs is made room for, by dropping what others have read ahead.
 
@@ -141,14 +141,14 @@ class FetchSettings:
             )
         table_bytes = min(8 * MIB, memory_bytes // 16)
         cache_bytes = (memory_bytes - table_bytes) * FREE_SHARE // (FREE_SHARE + 1)
-        piece_bytes = min(4 * MIB, cache_bytes // 6 // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT)
-        block_bytes = min(256 * KIB, piece_bytes)
+        chunk_bytes = min(4 * MIB, cache_bytes // 6 // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT)
+        block_bytes = min(256 * KIB, chunk_bytes)
         transfers = transfers or TransferLimits()
         return cls(
             cache_bytes=cache_bytes,
             table_bytes=table_bytes,
             block_bytes=block_bytes,
-            piece_bytes=piece_bytes,
+            chunk_bytes=chunk_bytes,
             gap_bytes=block_bytes,
             spent_bytes=min(16 * MIB, cache_bytes // 4),
             window=WindowLimits(
@@ -158,6 +158,6 @@ class FetchSettings:
             transfers=replace(
                 transfers,
                 bytes_in_flight_max=min(transfers.bytes_in_flight_max, cache_bytes),
-                coalesced_bytes_max=min(transfers.coalesced_bytes_max, piece_bytes),
+                coalesced_bytes_max=min(transfers.coalesced_bytes_max, chunk_bytes),
             ),
         )

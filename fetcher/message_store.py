@@ -771,14 +771,14 @@ class Get:
     def _end(self, status: GetStatus, error: Exception | None = None) -> GetResult:
         scan = self.scan
         return GetResult(
-            GetStatus.FOUND if scan.pieces else status,
+            GetStatus.FOUND if scan.chunks else status,
             scan.at,
             self._bounds.min,
             self._bounds.end,
-            tuple(scan.pieces),
+            tuple(scan.chunks),
             tuple(scan.missing),
             scan.size_bytes,
-            None if scan.pieces else error,
+            None if scan.chunks else error,
         )
 
 

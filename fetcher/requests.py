@@ -65,7 +65,7 @@ class Asked(Future[Data]):
         super().__init__()
         self._cancel = cancel
         self.stream, self.key, self.wanted = stream, key, wanted
-        self.piece: Range | None = None  # what it waits for; None once its end is decided
+        self.chunk: Range | None = None  # what it waits for; None once its end is decided
 
     def cancel(self) -> bool:
         """Take the wish back: never sent, or its answer is dropped. False: it has ended, or is just ending."""
@@ -99,14 +99,14 @@ class Range:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One GET, for one or several pieces."""
+    """One GET, for one or several chunks."""
 
     key: str  # the object
     start: int  # first byte
     end: int  # one past the last
-    pieces: list[Range]  # what it brings, each within the range
+    chunks: list[Range]  # what it brings, each within the range
     running: int = 0  # attempts under way
-    is_done: bool = False  # its pieces have been answered
+    is_done: bool = False  # its chunks have been answered
     error: BaseException | None = None  # of the attempt that failed while the other one ran on
 
     @property
@@ -117,12 +117,12 @@ class Request:
     @property
     def is_wanted(self) -> bool:
         """Whether anybody still waits."""
-        return any(piece.askers for piece in self.pieces)
+        return any(chunk.askers for chunk in self.chunks)
 
     @property
     def is_urgent(self) -> bool:
         """Whether anybody waits for it now."""
-        return any(piece.is_urgent and piece.askers for piece in self.pieces)
+        return any(chunk.is_urgent and chunk.askers for chunk in self.chunks)
 
 
 @dataclass(eq=False, slots=True)
@@ -228,7 +228,7 @@ class FairQueue(Generic[T]):
 
 # -- queues
 
-_Place = tuple[int, int, int, "Range"]  # start, end, number, piece: the first three tell all apart
+_Place = tuple[int, int, int, "Range"]  # start, end, number, chunk: the first three tell all apart
 
 
 class Merge(NamedTuple):
@@ -278,7 +278,7 @@ def plan_merge(
 
 
 class RangeQueue:
-    """Pieces of one class that wait. Not for several threads at once."""
+    """Chunks of one class that wait. Not for several threads at once."""
 
     def __init__(self, *, gap_bytes: int) -> None:
         """Begin empty; see ``plan_merge`` for ``gap_bytes``."""
@@ -289,46 +289,46 @@ class RangeQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def push(self, piece: Range) -> None:
-        """Let a piece wait for its stream's turn."""
-        self._queue.push(piece.stream, piece, piece.size_bytes)
-        if not piece.is_alone:
-            insort(self._places.setdefault(piece.key, []), _place(piece))
+    def push(self, chunk: Range) -> None:
+        """Let a chunk wait for its stream's turn."""
+        self._queue.push(chunk.stream, chunk, chunk.size_bytes)
+        if not chunk.is_alone:
+            insort(self._places.setdefault(chunk.key, []), _place(chunk))
 
-    def remove(self, piece: Range) -> None:
-        """Forget a piece that waits."""
-        self._queue.remove(piece.stream, piece)
-        if not piece.is_alone:
-            places = self._places[piece.key]
-            at = bisect_left(places, _place(piece))
-            self._forget(piece.key, at, at + 1)
+    def remove(self, chunk: Range) -> None:
+        """Forget a chunk that waits."""
+        self._queue.remove(chunk.stream, chunk)
+        if not chunk.is_alone:
+            places = self._places[chunk.key]
+            at = bisect_left(places, _place(chunk))
+            self._forget(chunk.key, at, at + 1)
 
     def head(self) -> Range | None:
         """Whose turn it is."""
         return self._queue.head()
 
-    def take(self, piece: Range, bytes_max: int) -> tuple[list[Range], int, int]:
-        """Remove the piece whose turn it is, and the neighbours that one request of ``bytes_max`` bytes brings too.
+    def take(self, chunk: Range, bytes_max: int) -> tuple[list[Range], int, int]:
+        """Remove the chunk whose turn it is, and the neighbours that one request of ``bytes_max`` bytes brings too.
 
-        Each piece is paid for by its own stream; what lies between them by the stream whose turn it is.
+        Each chunk is paid for by its own stream; what lies between them by the stream whose turn it is.
 
         Returns:
-            The pieces, and the range ``[start, end)``.
+            The chunks, and the range ``[start, end)``.
         """
-        if piece.is_alone:
-            self._queue.take(piece.stream, piece)
-            return [piece], piece.start, piece.end
-        places = self._places[piece.key]
-        at = bisect_left(places, _place(piece))
+        if chunk.is_alone:
+            self._queue.take(chunk.stream, chunk)
+            return [chunk], chunk.start, chunk.end
+        places = self._places[chunk.key]
+        at = bisect_left(places, _place(chunk))
         merge = plan_merge(places, at, gap_bytes=self._gap_bytes, bytes_max=bytes_max)
-        pieces = [place[3] for place in places[merge.low : merge.high]]
-        self._forget(piece.key, merge.low, merge.high)
-        gaps = merge.end - merge.start - sum(one.size_bytes for one in pieces)
-        self._queue.take(piece.stream, piece, extra_cost=max(0, gaps))
-        for one in pieces:
-            if one is not piece:
+        chunks = [place[3] for place in places[merge.low : merge.high]]
+        self._forget(chunk.key, merge.low, merge.high)
+        gaps = merge.end - merge.start - sum(one.size_bytes for one in chunks)
+        self._queue.take(chunk.stream, chunk, extra_cost=max(0, gaps))
+        for one in chunks:
+            if one is not chunk:
                 self._queue.take(one.stream, one)
-        return pieces, merge.start, merge.end
+        return chunks, merge.start, merge.end
 
     def _forget(self, key: str, low: int, high: int) -> None:
         places = self._places[key]
@@ -337,8 +337,8 @@ class RangeQueue:
             del self._places[key]
 
 
-def _place(piece: Range) -> _Place:
-    return piece.start, piece.end, piece.number, piece
+def _place(chunk: Range) -> _Place:
+    return chunk.start, chunk.end, chunk.number, chunk
 
 
 # -- arrivals
@@ -389,9 +389,9 @@ class Arrivals(Generic[T]):
 
 
 class Wishes:
-    """All wishes that have not ended, and all pieces that wait to be sent.
+    """All wishes that have not ended, and all chunks that wait to be sent.
 
-    A wish ends when it leaves its piece (``leave``, ``end_all``); the caller has to end its future.
+    A wish ends when it leaves its chunk (``leave``, ``end_all``); the caller has to end its future.
     """
 
     def __init__(self, limits: TransferLimits, counts: Counter[str]) -> None:
@@ -399,94 +399,94 @@ class Wishes:
         self._limits = limits
         self._counts = counts
         # Those that may be joined, among them all that somebody waits for.
-        self._pieces: dict[tuple[str, int, int], Range] = {}
+        self._chunks: dict[tuple[str, int, int], Range] = {}
         self._urgent = RangeQueue(gap_bytes=limits.coalesce_gap_bytes)
         self._ahead = RangeQueue(gap_bytes=limits.coalesce_gap_bytes)
         self._number = 0
 
     @property
     def pending(self) -> int:
-        """Pieces that wait to be sent."""
+        """Chunks that wait to be sent."""
         return len(self._urgent) + len(self._ahead)
 
     def add(self, asked: Asked, *, urgent: bool) -> Range:
-        """Take up a wish: it joins an equal piece, or a new one begins to wait.
+        """Take up a wish: it joins an equal chunk, or a new one begins to wait.
 
         Raises:
             BusyError: The queue is full; nothing has changed.
         """
-        piece = self._pieces.get((asked.key, asked.wanted.start, asked.wanted.end))
-        if piece is None:
-            piece = self._new_piece(asked, is_urgent=urgent)
+        chunk = self._chunks.get((asked.key, asked.wanted.start, asked.wanted.end))
+        if chunk is None:
+            chunk = self._new_chunk(asked, is_urgent=urgent)
         else:
             self._counts["joined"] += 1
             if urgent:
-                self.hurry(piece, asked.stream)
+                self.hurry(chunk, asked.stream)
         self._counts["asked"] += 1
-        piece.askers[asked] = None
-        asked.piece = piece
-        return piece
+        chunk.askers[asked] = None
+        asked.chunk = chunk
+        return chunk
 
-    def hurry(self, piece: Range, stream: Hashable) -> None:
+    def hurry(self, chunk: Range, stream: Hashable) -> None:
         """Somebody waits for it now: it goes before read-ahead, at the cost of ``stream``."""
-        if piece.is_urgent:
+        if chunk.is_urgent:
             return
-        if piece.request is None:
-            self._ahead.remove(piece)
-        piece.is_urgent = True
-        piece.stream = stream
-        if piece.request is None:
-            self._urgent.push(piece)
+        if chunk.request is None:
+            self._ahead.remove(chunk)
+        chunk.is_urgent = True
+        chunk.stream = stream
+        if chunk.request is None:
+            self._urgent.push(chunk)
 
     def head(self) -> Range | None:
         """Whose turn it is."""
         return self._urgent.head() or self._ahead.head()
 
-    def take(self, piece: Range, bytes_max: int) -> tuple[list[Range], int, int]:
-        return self._queue_of(piece).take(piece, bytes_max)
+    def take(self, chunk: Range, bytes_max: int) -> tuple[list[Range], int, int]:
+        return self._queue_of(chunk).take(chunk, bytes_max)
 
-    def put_back(self, piece: Range) -> None:
-        """A piece that was sent waits again, and goes alone; nobody wants it: it is forgotten."""
-        piece.request = None
-        if piece.askers:
-            piece.is_alone = True
-            self._queue_of(piece).push(piece)
+    def put_back(self, chunk: Range) -> None:
+        """A chunk that was sent waits again, and goes alone; nobody wants it: it is forgotten."""
+        chunk.request = None
+        if chunk.askers:
+            chunk.is_alone = True
+            self._queue_of(chunk).push(chunk)
         else:
-            self.forget(piece)
+            self.forget(chunk)
 
     def leave(self, asked: Asked) -> None:
-        """Take a wish out of its piece, which decides its end; a piece that nobody wants is not sent."""
-        piece = asked.piece
-        assert piece is not None
-        del piece.askers[asked]
-        asked.piece = None
-        if piece.askers:
+        """Take a wish out of its chunk, which decides its end; a chunk that nobody wants is not sent."""
+        chunk = asked.chunk
+        assert chunk is not None
+        del chunk.askers[asked]
+        asked.chunk = None
+        if chunk.askers:
             return
-        if piece.request is None:
-            self._queue_of(piece).remove(piece)
+        if chunk.request is None:
+            self._queue_of(chunk).remove(chunk)
         # Also when it was sent: who asks again, since it was late, gets another request and not the one that is late.
-        self.forget(piece)
+        self.forget(chunk)
 
-    def end_all(self, piece: Range) -> list[Asked]:
-        """Take all askers out of a piece that was answered; it cannot be joined any more."""
-        self.forget(piece)
-        askers = list(piece.askers)
-        piece.askers.clear()
+    def end_all(self, chunk: Range) -> list[Asked]:
+        """Take all askers out of a chunk that was answered; it cannot be joined any more."""
+        self.forget(chunk)
+        askers = list(chunk.askers)
+        chunk.askers.clear()
         for asked in askers:
-            asked.piece = None
+            asked.chunk = None
         return askers
 
-    def forget(self, piece: Range) -> None:
+    def forget(self, chunk: Range) -> None:
         """It cannot be joined any more."""
-        place = (piece.key, piece.start, piece.end)
-        if self._pieces.get(place) is piece:
-            del self._pieces[place]
+        place = (chunk.key, chunk.start, chunk.end)
+        if self._chunks.get(place) is chunk:
+            del self._chunks[place]
 
     def live(self) -> list[Asked]:
         """All that have not ended."""
-        return [asked for piece in self._pieces.values() for asked in piece.askers]
+        return [asked for chunk in self._chunks.values() for asked in chunk.askers]
 
-    def _new_piece(self, asked: Asked, *, is_urgent: bool) -> Range:
+    def _new_chunk(self, asked: Asked, *, is_urgent: bool) -> Range:
         waiting = len(self._urgent) if is_urgent else self.pending
         if waiting >= self._limits.pending_max:
             self._counts["refused"] += 1
@@ -495,10 +495,10 @@ class Wishes:
             )
         self._number += 1
         start, end = asked.wanted.start, asked.wanted.end
-        piece = Range(asked.key, start, end, asked.stream, is_urgent, self._number)
-        self._pieces[asked.key, start, end] = piece
-        self._queue_of(piece).push(piece)
-        return piece
+        chunk = Range(asked.key, start, end, asked.stream, is_urgent, self._number)
+        self._chunks[asked.key, start, end] = chunk
+        self._queue_of(chunk).push(chunk)
+        return chunk
 
-    def _queue_of(self, piece: Range) -> RangeQueue:
-        return self._urgent if piece.is_urgent else self._ahead
+    def _queue_of(self, chunk: Range) -> RangeQueue:
+        return self._urgent if chunk.is_urgent else self._ahead

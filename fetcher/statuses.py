@@ -181,7 +181,7 @@ class GetResult:
     next_begin: QueueOffset  # where to read on
     min_offset: QueueOffset  # of the queue, over both sides; -1 without a queue
     max_offset: QueueOffset  # one past its last message, likewise
-    pieces: tuple[Taken, ...] = ()  # what was found
+    chunks: tuple[Taken, ...] = ()  # what was found
     missing: tuple[Gap, ...] = ()
     """Queue offsets below ``next_begin`` that were skipped since they hold no message, and why."""
     size_bytes: int = 0  # of the records found, each counted once
@@ -191,12 +191,12 @@ class GetResult:
     @property
     def count(self) -> int:
         """Number of messages."""
-        return sum(len(piece.items) for piece in self.pieces)
+        return sum(len(chunk.items) for chunk in self.chunks)
 
     def messages(self) -> Iterator[tuple[QueueOffset, memoryview]]:
         """Queue offset and raw record of each message."""
-        for piece in self.pieces:
-            yield from piece.messages()
+        for chunk in self.chunks:
+            yield from chunk.messages()
 
 
 def judge_offset(
@@ -273,7 +273,7 @@ class Scan:
         """Begin with nothing."""
         # Where to go on: behind the last message taken when it is enough, else behind the last looked at.
         self.at = start
-        self.pieces: list[Taken] = []  # what was taken
+        self.chunks: list[Taken] = []  # what was taken
         self.missing: list[Gap] = []  # what was skipped since there is no message
         self.size_bytes = 0  # of the records taken
         self.is_full = self.met_holes = False
@@ -287,7 +287,7 @@ class Scan:
     @property
     def is_over(self) -> bool:
         """Something was taken, or enough was looked at."""
-        return bool(self.pieces) or self.is_spent
+        return bool(self.chunks) or self.is_spent
 
     @property
     def is_spent(self) -> bool:
@@ -335,7 +335,7 @@ class Scan:
             return False
         if ends[:-1].tobytes() != positions[1:].tobytes() or int(batch.sizes.min()) <= 0:
             return False
-        self.pieces.append(Taken(batch, _numbers(count), side))
+        self.chunks.append(Taken(batch, _numbers(count), side))
         self.size_bytes += size_bytes
         self._pass(batch, count, count, holes=0)
         return True
@@ -357,7 +357,7 @@ class Scan:
         if count < len(items) or self._count + count >= self._limits.count_max:
             end = int(items[count - 1]) + 1 if count else int(items[0])
         if count:
-            self.pieces.append(Taken(batch, items[:count], side))
+            self.chunks.append(Taken(batch, items[:count], side))
         self._pass(batch, end, count, holes=self._note_holes(batch, end))
 
     def _select(self, batch: RecordBatch) -> tuple[RecordBatch, npt.NDArray[np.int64]]:

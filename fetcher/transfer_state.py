@@ -8,7 +8,7 @@ moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does 
 Ordering. First come, first served within a stream and a queue. What does not fit (bytes, tokens) holds up all behind
 it, so that a large request is never starved by small ones; a single one larger than the limit passes alone.
 
-Ends. A wish ends exactly once: the thread that takes it out of its range (``Asked.piece`` becomes None) decides its end. A
+Ends. A wish ends exactly once: the thread that takes it out of its range (``Asked.chunk`` becomes None) decides its end. A
 slot is given back only when its call has returned, whatever has become of the askers.
 
 Retries. None, with two exceptions that are no retries of the same thing: the hedge; and when a merged request fails
@@ -240,20 +240,20 @@ class TransferState:
         Raises:
             BusyError: The queue is full; nothing has changed.
         """
-        piece = self.wishes.add(asked, urgent=urgent)
-        if piece.request is not None and urgent:
-            self._hurry_hedge(piece, now_s)
+        chunk = self.wishes.add(asked, urgent=urgent)
+        if chunk.request is not None and urgent:
+            self._hurry_hedge(chunk, now_s)
 
     def hurry(self, asked: Asked, now_s: float) -> None:
         """Somebody waits for it now. No harm when it has ended."""
-        piece = asked.piece
-        if piece is not None and not piece.is_urgent:
-            self.wishes.hurry(piece, piece.stream)
-            self._hurry_hedge(piece, now_s)
+        chunk = asked.chunk
+        if chunk is not None and not chunk.is_urgent:
+            self.wishes.hurry(chunk, chunk.stream)
+            self._hurry_hedge(chunk, now_s)
 
-    def _hurry_hedge(self, piece: Range, now_s: float) -> None:
+    def _hurry_hedge(self, chunk: Range, now_s: float) -> None:
         """A request under way may be due for asking again, now that somebody waits for it."""
-        request = piece.request
+        request = chunk.request
         attempt = None if request is None else self._running.get(request)
         if request is None or attempt is None or not self._limits.hedge_budget:
             return
@@ -267,7 +267,7 @@ class TransferState:
 
     def cancel(self, asked: Asked, now_s: float) -> bool:
         """Take a wish back; whether it had not ended yet."""
-        if asked.piece is None:
+        if asked.chunk is None:
             return False
         self._cancel(asked)
         self.send(now_s)  # what was behind it may be smaller, and fit
@@ -317,7 +317,7 @@ class TransferState:
         """Send nothing any more, and cancel every wish that was not sent."""
         self.is_closed = True
         for asked in self.wishes.live():
-            if asked.piece is not None and asked.piece.request is None:
+            if asked.chunk is not None and asked.chunk.request is None:
                 self._cancel(asked)
 
     def give_up(self) -> None:
@@ -332,15 +332,15 @@ class TransferState:
 
     def send(self, now_s: float) -> None:
         """Send whatever may be sent now."""
-        while (piece := self._next(now_s)) is not None:
+        while (chunk := self._next(now_s)) is not None:
             limits = self._limits
             room = limits.bytes_in_flight_max - self.bytes_used
             bytes_max = min(limits.coalesced_bytes_max, room)
-            pieces, start, end = self.wishes.take(piece, bytes_max)
-            request = Request(piece.key, start, end, pieces)
-            for one in pieces:
+            chunks, start, end = self.wishes.take(chunk, bytes_max)
+            request = Request(chunk.key, start, end, chunks)
+            for one in chunks:
                 one.request = request
-            self.counts["coalesced"] += len(pieces) - 1
+            self.counts["coalesced"] += len(chunks) - 1
             self.counts["requests"] += 1
             self._is_active = True
             self._budget.earn()
@@ -354,14 +354,14 @@ class TransferState:
         """Whose turn it is, if it may be sent now."""
         if self.is_closed or self.slots_used >= self._limits.requests_in_flight_max:
             return None
-        piece = self.wishes.head()
-        if piece is None or not self._has_room(piece.size_bytes):
+        chunk = self.wishes.head()
+        if chunk is None or not self._has_room(chunk.size_bytes):
             return None
         wait_s = self._tokens_in_s(now_s)
         if wait_s:
             self._promise(now_s + wait_s)
             return None
-        return piece
+        return chunk
 
     def _has_room(self, size_bytes: int) -> bool:
         used = self.bytes_used
@@ -445,38 +445,38 @@ class TransferState:
         if request.running:
             request.error = first
             return
-        pieces = self._done(request)
-        if len(pieces) > 1 and isinstance(first, (InvalidRangeError, ShortReadError)):
-            for piece in pieces:
-                self._send_alone(piece)
+        chunks = self._done(request)
+        if len(chunks) > 1 and isinstance(first, (InvalidRangeError, ShortReadError)):
+            for chunk in chunks:
+                self._send_alone(chunk)
             return
-        for piece in pieces:
-            for asked in self.wishes.end_all(piece):
+        for chunk in chunks:
+            for asked in self.wishes.end_all(chunk):
                 self._effects.ends.append(partial(asked.set_exception, first))
 
-    def _send_alone(self, piece: Range) -> None:
+    def _send_alone(self, chunk: Range) -> None:
         """One of the merged ranges is not there; find out which, for those who still want theirs."""
-        self.wishes.put_back(piece)
+        self.wishes.put_back(chunk)
         if self.is_closed:
-            for asked in list(piece.askers):
+            for asked in list(chunk.askers):
                 self._cancel(asked)
 
     def _answer(self, request: Request, data: Data) -> None:
         wanted_bytes = 0
-        for piece in self._done(request):
-            if askers := self.wishes.end_all(piece):
+        for chunk in self._done(request):
+            if askers := self.wishes.end_all(chunk):
                 # A part of a merged answer keeps the whole of it; who keeps that copies it (``fetcher.runs.compact``).
-                low = piece.start - request.start
-                is_all = piece.size_bytes == len(data)
-                part = data if is_all else memoryview(data)[low : low + piece.size_bytes]
+                low = chunk.start - request.start
+                is_all = chunk.size_bytes == len(data)
+                part = data if is_all else memoryview(data)[low : low + chunk.size_bytes]
                 self._effects.ends += [partial(asked.set_result, part) for asked in askers]
-                wanted_bytes += piece.size_bytes
+                wanted_bytes += chunk.size_bytes
         self.counts["lost_bytes"] += max(0, len(data) - wanted_bytes)
 
     def _done(self, request: Request) -> list[Range]:
-        """End a request; its pieces."""
+        """End a request; its chunks."""
         request.is_done = True
         self._running.pop(request, None)
-        pieces, request.pieces = request.pieces, []
+        chunks, request.chunks = request.chunks, []
         request.error = None  # its frames hold the request, and what it was to be read into
-        return pieces
+        return chunks

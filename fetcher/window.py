@@ -151,8 +151,8 @@ def plan_fetches(
 
     Args:
         window: Bytes wanted from there on (> 0): at least the block of ``start``.
-        until: Everything before this queue offset will be read: a part of it that is no larger than a piece is asked for
-            whole, a little beyond the window or with the next plan, rather than its index now and its records in pieces.
+        until: Everything before this queue offset will be read: a part of it that is no larger than a chunk is asked for
+            whole, a little beyond the window or with the next plan, rather than its index now and its records in chunks.
     """
     requests: list[FetchRequest] = []
     asked = view.incarnation.log_end
@@ -199,7 +199,7 @@ class _Sure:
     def is_one(self, part: Part) -> bool:
         """Whether all of a part will be read, and comes with one request."""
         is_whole = self.start <= part.queue_offset and part.queue_end <= self.until
-        return is_whole and part.log_bytes <= min(self.window, self.settings.piece_bytes)
+        return is_whole and part.log_bytes <= min(self.window, self.settings.chunk_bytes)
 
     def look_bytes(self, part: Part) -> int:
         """How far behind the window one looks for indexes: it is over by the time that they are here."""
@@ -236,14 +236,14 @@ def _indexes_ahead(
 
 
 def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
-    most = min(max(left, settings.block_bytes), settings.piece_bytes)
+    most = min(max(left, settings.block_bytes), settings.chunk_bytes)
     return part.log_bytes <= most or _is_small(part, settings)
 
 
 def _is_small(part: Part, settings: FetchSettings) -> bool:
     """Whether its section is read at once whatever is wanted of it, and no more than can be kept comes out of it."""
     is_short = part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
-    return is_short and part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
+    return is_short and part.log_bytes <= max(settings.chunk_bytes, WHOLE_AT_ONCE_BYTES)
 
 
 def _index_alone(part: Part, settings: FetchSettings) -> FetchRequest:
@@ -280,57 +280,57 @@ def _blocks_wanted(
         end += 1  # steps that a large record covers hold nothing
     keys = [key_of(part, block) for block in range(first, end)]
     sizes = [bounds[block + 1] - bounds[block] for block in range(first, end)]
-    pieces = plan_pieces(
+    chunks = plan_chunks(
         sizes,
         [known.is_known(key) or not layout.items_in(key[-1]) for key in keys],
-        piece_bytes=settings.piece_bytes,
+        chunk_bytes=settings.chunk_bytes,
         gap_bytes=settings.gap_bytes,
     )
-    if part.queue_offset < sure.until and end < layout.blocks and len(pieces) > 1:
-        last = pieces[-1]
-        if 2 * sum(sizes[last.start : last.stop]) < settings.piece_bytes:
-            end = first + pieces.pop().start  # a crumb: it comes with what will be asked for next
+    if part.queue_offset < sure.until and end < layout.blocks and len(chunks) > 1:
+        last = chunks[-1]
+        if 2 * sum(sizes[last.start : last.stop]) < settings.chunk_bytes:
+            end = first + chunks.pop().start  # a crumb: it comes with what will be asked for next
     requests = []
-    for piece in pieces:
-        blocks = range(first + piece.start, first + piece.stop)
+    for chunk in chunks:
+        blocks = range(first + chunk.start, first + chunk.stop)
         begin, span_end = layout.span(blocks)  # more than the blocks, where records overlap
         size_bytes = room_of(span_end - begin, len(layout.items_of(blocks)))
         requests.append(
-            FetchRequest(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
+            FetchRequest(part, tuple(keys[chunk.start : chunk.stop]), size_bytes, blocks, layout)
         )
     return requests, LogOffset(bounds[end])
 
 
-def plan_pieces(
-    sizes: Sequence[int], is_here: Sequence[bool], *, piece_bytes: int, gap_bytes: int
+def plan_chunks(
+    sizes: Sequence[int], is_here: Sequence[bool], *, chunk_bytes: int, gap_bytes: int
 ) -> list[range]:
     """Cut neighbouring blocks that are to be read into requests.
 
     Args:
         sizes: Bytes of each block, in order.
         is_here: Whether a block is cached or on its way.
-        piece_bytes: A piece is no larger, but for one block that is.
+        chunk_bytes: A chunk is no larger, but for one block that is.
         gap_bytes: Blocks that are here are read again when at most so many of their bytes lie between others.
 
     Returns:
         Ranges of indexes, in order and apart, that hold every block which is not here; none begins or ends with one
         that is.
     """
-    pieces: list[range] = []
+    chunks: list[range] = []
     begin, end, held, gap = 0, 0, 0, 0
     for index, size in enumerate(sizes):
         if is_here[index]:
             gap += size
             continue
         joined = held + gap + size
-        if end > begin and gap <= gap_bytes and joined <= piece_bytes:
+        if end > begin and gap <= gap_bytes and joined <= chunk_bytes:
             held = joined
         else:
             if end > begin:
-                pieces.append(range(begin, end))
+                chunks.append(range(begin, end))
             begin, held = index, size
         end, gap = index + 1, 0
-    return [*pieces, range(begin, end)] if end > begin else pieces
+    return [*chunks, range(begin, end)] if end > begin else chunks
 
 
 # -- streams
@@ -674,7 +674,7 @@ class Neighbours:
         self._gap_bytes = settings.transfers.coalesce_gap_bytes
         self._bundles = _by_bundle(members, settings)
         share = settings.cache_bytes // (CACHE_SHARE * max(len(self._bundles), 1))
-        most = min(settings.transfers.coalesced_bytes_max, settings.piece_bytes)
+        most = min(settings.transfers.coalesced_bytes_max, settings.chunk_bytes)
         self.run_bytes = min(max(share, RUN_BYTES_MIN), most)
 
     def beside(self, part: Part, is_known: Callable[[Key], bool]) -> list[tuple[Stream, Part]]:
@@ -820,7 +820,7 @@ def _small(
     high = np.array([one.until for one in members], np.int64)[member]
     wanted = (starts < high) & (starts + rows["count"] > low)
     is_small = rows["size_bytes"] <= SECTION_BYTES_MAX
-    is_small &= rows["log_bytes"] <= settings.piece_bytes
+    is_small &= rows["log_bytes"] <= settings.chunk_bytes
     chosen = np.flatnonzero(wanted & is_small)
     largest = np.zeros(len(members), np.int64)
     np.maximum.at(largest, member[chosen], rows["log_bytes"][chosen].astype(np.int64))

@@ -92,7 +92,7 @@ class ObjectId:
     def age(self) -> tuple[int, int, int]:
         """Of two objects with the same messages the later one has the greater: a lost journal is rebuilt by it.
 
-        Epoch; how many objects the writer had begun; and the turn of a guest (``guest_sequences``) behind these.
+        Epoch; how many objects the writer had begun; and the turn of a guest (``maintenance_sequences``) behind these.
         """
         turn, begun = divmod(self.sequence, GUEST_TURN)
         return self.epoch, begun if turn else begun + 1, turn
@@ -101,7 +101,7 @@ class ObjectId:
         return f"{self.epoch:0{NUMBER_DIGITS}d}-{self.writer}-{self.sequence:0{NUMBER_DIGITS}d}"
 
 
-def guest_sequences(named: Iterable[ObjectId], epoch: int) -> Iterator[int]:
+def maintenance_sequences(named: Iterable[ObjectId], epoch: int) -> Iterator[int]:
     """Sequence numbers for who rewrites objects of a tier without being its writer.
 
     What it makes is later than all that it takes the place of, by whomever; and earlier than whatever the present writer
@@ -143,18 +143,18 @@ def escape_name(name: str, *, escapes_case: bool = False) -> str:
         escapes_case: Capital letters do not stand for themselves.
     """
     safe = _SAFE - _CAPITALS if escapes_case else _SAFE
-    pieces = [
+    chunks = [
         chr(byte) if byte in safe else f"~{byte:02x}"
         for byte in name.encode("utf-8", "surrogateescape")
     ]
     segments, size = [""], 0
-    for piece in pieces:
-        if size + len(piece) > _SEGMENT_BYTES_MAX:
+    for chunk in chunks:
+        if size + len(chunk) > _SEGMENT_BYTES_MAX:
             segments[-1] += _CONTINUED
             segments.append("")
             size = 0
-        segments[-1] += piece
-        size += len(piece)
+        segments[-1] += chunk
+        size += len(chunk)
     return "/".join(segments) if name else "~"
 
 

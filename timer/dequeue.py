@@ -1,10 +1,10 @@
 """An hour's messages in the order in which they are due, without those that were cancelled.
 
-``load`` reads a stretch of an hourly file once, in file order, puts its records aside (in memory, beyond ``SPOOL_BYTES``
+``load`` reads a range of an hourly file once, in file order, puts its records aside (in memory, beyond ``SPOOL_BYTES``
 in a temporary file) and sorts what the index says of them by due time and offset. So an hour of a million messages takes
 a few tens of MB, wherever its records lie.
 
-What is dropped: delete marks; messages that a mark in the same stretch names, whichever came first (as a broker's wheel does
+What is dropped: delete marks; messages that a mark in the same range names, whichever came first (as a broker's wheel does
 within one second); of a message that was rolled, and taken again by another of its records when the first was gone from the
 broker, all but the first; those whose offsets the journal says are cancelled.
 
@@ -116,7 +116,7 @@ class DueBlock(Sequence[DueMessage]):
 
 
 class DueItems:
-    """A stretch of an hourly file in due order. For one thread; ``close`` it.
+    """A range of an hourly file in due order. For one thread; ``close`` it.
 
     Attributes:
         dues: int64[n], due times, ascending.
@@ -199,7 +199,7 @@ class Spool:
         return begin
 
     def take(self, places: Longs, sizes: Longs) -> bytes:
-        """Pieces, one behind the other."""
+        """Chunks, one behind the other."""
         pairs = zip(places.tolist(), sizes.tolist(), strict=True)
         if self._file is None:
             view = memoryview(self._memory)
@@ -466,7 +466,7 @@ class _Kept:
 
 
 class _Damage:
-    """What cannot be read of a stretch."""
+    """What cannot be read of a range."""
 
     def __init__(self) -> None:
         self.lost: Ranges = ()

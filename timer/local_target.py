@@ -403,7 +403,7 @@ class LocalTarget:
         """The records of what fired: mostly they lie side by side, since they were handed over in due order."""
         codes: list[Longs] = [np.empty(0, np.int64)]
         sizes: list[Longs] = [np.empty(0, np.int64)]
-        pieces: list[Buffer] = []
+        chunks: list[Buffer] = []
         for source in np.unique(fired.sources).tolist():
             wanted = np.unique(fired.offsets[fired.sources == source])
             for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > _BRIDGED) + 1):
@@ -412,8 +412,8 @@ class LocalTarget:
                 found = np.flatnonzero(np.isin(block.queue_offsets, run))
                 codes.append(source * _SOURCE + block.queue_offsets[found])
                 sizes.append(block.sizes[found].astype(np.int64))
-                pieces.append(cut_records(block, found)[0])
-        due = _matched(fired, np.concatenate(codes), np.concatenate(sizes), b"".join(pieces))
+                chunks.append(cut_records(block, found)[0])
+        due = _matched(fired, np.concatenate(codes), np.concatenate(sizes), b"".join(chunks))
         if lost := len(fired) - len(due):
             self.missing += lost
             _LOG.error(

@@ -169,9 +169,9 @@ class ObjectStoreContract(ListContract):
 
     def test_put_takes_many_buffers(self, store: ObjectStore) -> None:
         """More buffers than one system call takes, some of them empty."""
-        pieces = [bytes([number % 251]) * (number % 7) for number in range(5000)]
-        store.put_if_absent("many", pieces)
-        assert store.get("many") == b"".join(pieces)
+        chunks = [bytes([number % 251]) * (number % 7) for number in range(5000)]
+        store.put_if_absent("many", chunks)
+        assert store.get("many") == b"".join(chunks)
 
     def test_empty_object(self, store: ObjectStore) -> None:
         """An object may have no bytes."""
@@ -183,12 +183,12 @@ class ObjectStoreContract(ListContract):
             store.get("none", ByteRange(0, 1))
 
     def test_big_object(self, store: ObjectStore) -> None:
-        """20 MiB in pieces, whole or not at all, with ranges out of it."""
-        piece = bytes(range(256)) * 1024
-        pieces = [piece] * (BIG_BYTES // len(piece)) + [b"end"]
-        store.put_if_absent("big", pieces)
+        """20 MiB in chunks, whole or not at all, with ranges out of it."""
+        chunk = bytes(range(256)) * 1024
+        chunks = [chunk] * (BIG_BYTES // len(chunk)) + [b"end"]
+        store.put_if_absent("big", chunks)
         assert store.head("big").size_bytes == BIG_BYTES + 3
-        assert store.get("big") == b"".join(pieces)
+        assert store.get("big") == b"".join(chunks)
         assert store.get("big", ByteRange(BIG_BYTES - 1, BIG_BYTES + 2)) == b"\xffen"
 
     def test_put_refuses_what_exists(self, store: ObjectStore) -> None:

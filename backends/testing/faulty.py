@@ -38,7 +38,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from backends.base import as_pieces
+from backends.base import as_chunks
 from backends.errors import (
     BackendError,
     ObjectNotFoundError,
@@ -173,7 +173,7 @@ class FaultyStore(WrappingStore):
         return len(landing)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        body = b"".join(as_pieces(data))  # now: what lands late must not see later changes
+        body = b"".join(as_chunks(data))  # now: what lands late must not see later changes
         self._write("put", key, lambda: self._inner.put_if_absent(key, body))
 
     def delete(self, key: str) -> None:

@@ -66,7 +66,7 @@ _CONSTANTS: Final[dict[str, bool | None]] = {"TRUE": True, "FALSE": False, "NULL
 
 @dataclass(frozen=True, slots=True)
 class SqlPart:
-    """A piece of an expression."""
+    """A chunk of an expression."""
 
     node: Node  # its tree
     start: int  # its first character

@@ -17,10 +17,10 @@ from support.archive_jobs import (
     archive,
     check,
     is_shared,
+    job_context,
     keys,
     rows,
     sealed_tier,
-    workshop,
 )
 from support.archives_made import loaded
 from support.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message, wishes
@@ -34,7 +34,7 @@ from tiered.archive.bodies import BodyColumns, BodyLayout, is_name
 from tiered.archive.body_formats import read_wishes
 from tiered.archive.checked_ranges import with_sums
 from tiered.archive.columns import topic_schema
-from tiered.archive.job import Workshop, first_error, log_writer, run_job
+from tiered.archive.job import JobContext, first_error, log_writer, run_job
 from tiered.archive.machine import archive_action, columns_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
@@ -51,7 +51,7 @@ ONE = b'{"id": 1, "name": "a", "items": [{"sku": "x", "n": 2}]}'
 TWO = b'{"id": 2, "name": "b", "extra": true}'
 
 
-def values(at: Workshop) -> list[dict[str, Any]]:
+def values(at: JobContext) -> list[dict[str, Any]]:
     """What was added to each row, in order."""
     added = ("value_", "body_text", "body_error", "record")
     return [{n: v for n, v in row.items() if n.startswith(added)} for row in rows(at)]
@@ -59,7 +59,7 @@ def values(at: Workshop) -> list[dict[str, Any]]:
 
 def test_json_is_inferred_once_and_then_fixed() -> None:
     tier = sealed_tier([ONE], [TWO, b'{"id": 3, "name": null, "items": []}'])
-    at = replace(workshop(tier.store), wishes=wishes("json"))
+    at = replace(job_context(tier.store), wishes=wishes("json"))
     result = archive(at)
     assert (result.misfits, result.unknown) == (0, [])
     items = [{"sku": "x", "n": 2}]
@@ -87,7 +87,7 @@ def test_json_is_inferred_once_and_then_fixed() -> None:
 
 def test_what_does_not_fit_keeps_its_row_and_is_put_aside_too() -> None:
     bad = [b'{"id": "x"}', b"no json", b"", b'{"id": 1}{"id": 2}']
-    at = workshop(sealed_tier([ONE, *bad, TWO, None]).store)
+    at = job_context(sealed_tier([ONE, *bad, TWO, None]).store)
     at = replace(at, wishes=wishes("json", schema=b"id BIGINT"))
     result = archive(at)
     assert (result.rows, result.misfits, result.bad, result.holes) == (6, 4, 0, 1)
@@ -108,17 +108,17 @@ def test_what_does_not_fit_keeps_its_row_and_is_put_aside_too() -> None:
         "body: the body does not fit the topic's columns: id: JSON"
     )
     assert check(at).compared == 1
-    (stretches,) = read_log(at).lanes.values()
-    assert (stretches[0].misfits, stretches[0].columns) == (4, 1)
-    assert Archived.of(json.loads(json.dumps(stretches[0].document()))) == stretches[0]
-    assert not replace(stretches[0], misfits=3).is_whole
+    (offset_ranges,) = read_log(at).queues.values()
+    assert (offset_ranges[0].misfits, offset_ranges[0].columns) == (4, 1)
+    assert Archived.of(json.loads(json.dumps(offset_ranges[0].document()))) == offset_ranges[0]
+    assert not replace(offset_ranges[0], misfits=3).is_whole
 
 
 def test_of_two_jobs_that_infer_the_first_one_s_columns_hold() -> None:
     tier = sealed_tier([ONE], [TWO])
     tier.add([b'{"id": 1.5}'], queue=MessageQueue("other", 0))
     tier.add([b"open"], queue=MessageQueue("other", 0), roll=True)
-    at = replace(workshop(tier.store), wishes=wishes("json"))
+    at = replace(job_context(tier.store), wishes=wishes("json"))
     rival = replace(at, wishes=wishes("json", schema=b"name STRING, late BIGINT"))
     writer = log_writer(at)
     assert archive(rival).segments == 3
@@ -134,7 +134,7 @@ def test_of_two_jobs_that_infer_the_first_one_s_columns_hold() -> None:
 def test_a_job_that_is_overtaken_while_it_fixes_takes_what_the_other_has_fixed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at = replace(workshop(sealed_tier([ONE]).store), wishes=wishes("json"))
+    at = replace(job_context(sealed_tier([ONE]).store), wishes=wishes("json"))
     rival = log_writer(at)
     infer = "tiered.archive.job._Sample.infer"
 
@@ -150,7 +150,7 @@ def test_a_job_that_is_overtaken_while_it_fixes_takes_what_the_other_has_fixed(
 
 def test_columns_are_added_only() -> None:
     tier = sealed_tier([ONE])
-    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
+    at = replace(job_context(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     archive(at)
     tier.add([TWO], roll=True)
     tier.add([b"open"], roll=True)
@@ -177,7 +177,7 @@ def test_columns_are_added_only() -> None:
 
 def test_readers_see_one_table_whatever_columns_files_have(tmp_path: Path) -> None:
     tier = sealed_tier([b"first"])
-    at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
+    at = job_context(tier.store, LocalFolderStore(tmp_path / "parquet"))
     archive(at)
     tier.add([TWO], roll=True)
     tier.add([b"open"], roll=True)
@@ -213,7 +213,7 @@ def test_text_avro_and_protobuf() -> None:
         has_records=False,
         read=files.__getitem__,
     )
-    at = replace(workshop(tier.store), wishes=chosen)
+    at = replace(job_context(tier.store), wishes=chosen)
     assert archive(at).misfits == 3
     found = {row["topic"]: row for row in reversed(rows(at))}
     assert found["text"]["body_text"] == "grüß"
@@ -232,7 +232,7 @@ def test_no_row_is_left_out_because_its_number_is_none(tmp_path: Path) -> None:
     schema = json.dumps({**whole, "fields": [fields[0], *whole["fields"]]}).encode()
     bodies = [struct.pack("<ddBBdB", x, x, 2, 2, x, 0) for x in (1.0, math.nan, 2.0)]
     tier = sealed_tier(bodies)
-    at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
+    at = job_context(tier.store, LocalFolderStore(tmp_path / "parquet"))
     assert archive(replace(at, wishes=wishes("avro", schema=schema))).misfits == 0
     for where in ("value_x > 5", "isnan(value_x)", "value_o.x > 5", "NOT (value_x < 5)"):
         question = f'SELECT queue_offset FROM "{QUEUE.topic}" WHERE {where}'
@@ -245,7 +245,7 @@ def test_no_row_is_left_out_because_its_number_is_none(tmp_path: Path) -> None:
 
 
 def test_bodies_that_tell_nothing_stay_bytes() -> None:
-    at = replace(workshop(sealed_tier([b"a", b"[1]", b"{}"]).store), wishes=wishes("json"))
+    at = replace(job_context(sealed_tier([b"a", b"[1]", b"{}"]).store), wishes=wishes("json"))
     result = archive(at)
     assert (result.unknown, result.misfits, values(at)) == ([QUEUE.topic], 0, [{}, {}, {}])
     assert read_log(at).bodies == {}
@@ -263,7 +263,7 @@ def test_whatever_a_producer_calls_a_field_jobs_go_on(name: str, tmp_path: Path)
     tier = sealed_tier([json.dumps({name: 1, "id": 2}).encode()])
     tier.add([ONE], queue=MessageQueue("other", 0), roll=True)
     tier.add([b"open"], queue=MessageQueue("other", 0), roll=True)
-    at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
+    at = job_context(tier.store, LocalFolderStore(tmp_path / "parquet"))
     at = replace(at, wishes=wishes("json"))
     assert archive(at).segments == 2
     for queue in (QUEUE, MessageQueue("other", 0)):
@@ -293,7 +293,7 @@ def test_damage_where_columns_are_looked_for_is_that_segment_s_alone(how: str, m
     tier.add([b"open"], queue=other, roll=True)
     if how == "lost":
         tier.store.delete(tier.prefix + key)
-    at = workshop(tier.store if how == "lost" else Damaged(tier.store, key))
+    at = job_context(tier.store if how == "lost" else Damaged(tier.store, key))
     result = archive(replace(at, wishes=wishes("json")))
     assert (result.segments, len(result.failed)) == (more + 1, 1)
     assert isinstance(first_error(result), DataError)
@@ -305,7 +305,7 @@ def test_damage_where_columns_are_looked_for_is_that_segment_s_alone(how: str, m
 def test_stored_records_byte_for_byte() -> None:
     batch = encode_inner_messages([InnerMessage(0, body, b"") for body in (b"x", b"y")])
     items = [b"a", (2, batch), b"b", None, (1, b"this is no batch")]
-    at = replace(workshop(sealed_tier(items).store), wishes=wishes(records=True))
+    at = replace(job_context(sealed_tier(items).store), wishes=wishes(records=True))
     result = archive(at)
     assert (result.rows, result.bad, result.holes) == (4, 1, 1)
     raw = {row["queue_offset"]: row["record"] for row in rows(at)}
@@ -317,7 +317,7 @@ def test_stored_records_byte_for_byte() -> None:
         3: record_of(QUEUE, 3, b"b", time_ms=time_ms + 3),
     }
     assert check(at).compared == 1
-    plain = workshop(sealed_tier([b"a", b"b"]).store)
+    plain = job_context(sealed_tier([b"a", b"b"]).store)
     plain = replace(plain, wishes=wishes(records=True))
     archive(plain)
     assert [row["record"][-1:] for row in rows(plain)] == [b"\x02", b"\x02"]
@@ -332,7 +332,7 @@ def test_other_columns_are_other_files_and_plain_ones_are_as_ever() -> None:
         ("json", wishes("json")),
         ("records", wishes(records=True)),
     ):
-        at = replace(workshop(tier.store), wishes=wish)
+        at = replace(job_context(tier.store), wishes=wish)
         archive(at)
         (found[name],) = (info.key for info in at.archive.list("data/"))
     assert found["plain"] == found["raw"]
@@ -340,12 +340,12 @@ def test_other_columns_are_other_files_and_plain_ones_are_as_ever() -> None:
 
 
 def test_a_worker_gets_the_layout() -> None:
-    at = replace(workshop(sealed_tier([ONE]).store), wishes=wishes("json", records=True))
+    at = replace(job_context(sealed_tier([ONE]).store), wishes=wishes("json", records=True))
     seen: list[Any] = []
 
     def engine(do: Any, works: Any) -> Any:
         seen.extend(works)
-        return local_engine(at.bench, 1)(do, pickle.loads(pickle.dumps(seen)))
+        return local_engine(at.context, 1)(do, pickle.loads(pickle.dumps(seen)))
 
     run_job(at, engine)
     (work,) = seen
@@ -356,48 +356,50 @@ def test_a_worker_gets_the_layout() -> None:
     assert BodyLayout.of(json.loads(json.dumps(task.layout.document()))) == task.layout
 
 
-def test_a_stretch_of_columns_that_the_log_does_not_have_is_refused() -> None:
-    at = replace(workshop(sealed_tier([ONE]).store), wishes=wishes("json"))
+def test_a_offset_range_of_columns_that_the_log_does_not_have_is_refused() -> None:
+    at = replace(job_context(sealed_tier([ONE]).store), wishes=wishes("json"))
     archive(at)
-    ((lane, (one,)),) = read_log(at).lanes.items()
+    ((queue, (one,)),) = read_log(at).queues.items()
     state = read_log(at)
     assert loaded(state) == state
     log = log_writer(at)
-    log.append([archive_action([(replace(lane, queue_id=9), 0, replace(one, columns=2))])])
+    log.append([archive_action([(replace(queue, queue_id=9), 0, replace(one, columns=2))])])
     assert log.state.refused == 1
 
 
 def test_damage_in_a_decoded_column_is_found() -> None:
     tier = sealed_tier([ONE])
-    at = replace(workshop(tier.store), wishes=wishes("json"))
+    at = replace(job_context(tier.store), wishes=wishes("json"))
     archive(at)
-    ((lane, (one,)),) = read_log(at).lanes.items()
+    ((queue, (one,)),) = read_log(at).queues.items()
     file = pq.ParquetFile(io.BytesIO(at.archive.get(one.files[0].key)))
     table, kept = file.read(), file.metadata.metadata
     spot = table.schema.get_field_index("value_id")
     table = table.set_column(spot, "value_id", [[99]]).replace_schema_metadata(kept)
     sink = io.BytesIO()
     pq.write_table(table, sink)
-    forged = workshop(tier.store)
+    forged = job_context(tier.store)
     data = with_sums(sink.getvalue())
     log = log_writer(forged)
-    log.append([columns_action(lane.topic, 0, read_log(at).bodies[lane.topic][0])])
+    log.append([columns_action(queue.topic, 0, read_log(at).bodies[queue.topic][0])])
     forged.archive.put_if_absent(one.files[0].key, data)
     forgery = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
-    log.append([archive_action([(lane, 0, replace(one, files=(forgery,)))])])
-    found = [found.what for found in verify_archive(forged, local_engine(forged.bench, 1)).findings]
+    log.append([archive_action([(queue, 0, replace(one, files=(forgery,)))])])
+    found = [
+        found.what for found in verify_archive(forged, local_engine(forged.context, 1)).findings
+    ]
     assert found[-1] == "rows differ from the tier behind offset 0"
 
 
 def test_merged_files_keep_their_columns() -> None:
     tier = sealed_tier([ONE], [b"bad", ONE])
-    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
+    at = replace(job_context(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     archive(at)
     tier.add([TWO], roll=True)
     tier.add([b"open"], roll=True)
     archive(replace(at, wishes=wishes("json", schema=b"name STRING")))
     log = log_writer(at)
-    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
     found = {
         row["queue_offset"]: row for key in keys(at) if is_shared(key) for row in rows(at, key)
     }

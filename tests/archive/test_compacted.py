@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.archive_jobs import archive, check, workshop
+from support.archive_jobs import archive, check, job_context
 from support.compacting import QUEUE, compact
 from support.keyed import KeyedTier, Mail
 from support.merging import merge
 
+from tiered.archive.archive_proof import ArchiveProof
 from tiered.archive.audit import verify_archive
-from tiered.archive.evidence import Evidence
 from tiered.archive.job import Result, log_writer, plan_job
 from tiered.archive.machine import job_action
 from tiered.archive.plan import plan_works
@@ -41,7 +41,7 @@ def tier_of(keys: str, last: bytes = b"x", holes: int = 0) -> KeyedTier:
 def test_what_is_compacted_since_is_no_damage(keys: str) -> None:
     """Neither for the next run, nor for who verifies, nor for who gives up what is archived."""
     tier = tier_of(keys)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     assert compact(tier)["applied"]
     segments = tier.journal.state.incarnation(QUEUE).segments
@@ -49,9 +49,9 @@ def test_what_is_compacted_since_is_no_damage(keys: str) -> None:
     again = archive(at)
     assert (again.plan.strange, again.segments, again.harmed) == ((), 0, {})
     assert check(at).compared == 2
-    evidence = Evidence(at.tier, at.place, at.archive, log_writer(at).state, "")
+    proof = ArchiveProof(at.tier, at.place, at.archive, log_writer(at).state, "")
     state = tier.journal.state
-    assert [evidence.holds(state, QUEUE, 0, one) for one in segments] == [True, True, False]
+    assert [proof.holds(state, QUEUE, 0, one) for one in segments] == [True, True, False]
 
 
 @pytest.mark.parametrize("holes", [0, 1])
@@ -60,12 +60,12 @@ def test_what_a_killed_job_made_of_a_segment_does_not_stop_who_comes_when_it_is_
 ) -> None:
     """Both ends stay, so offsets, times, mark and size are those of before; its files are other ones all the same."""
     tier = tier_of("xabac", holes=holes)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     log = log_writer(at)
     plan = plan_job(at, log.state)
     log.append([job_action(Result(plan, log.writer, "local", 0).record(0))])
     for work in plan_works(plan.tasks, 0):
-        do_work(at.bench, work)
+        do_work(at.context, work)
     stray = {info.key for info in at.archive.list("data/")}
     assert merge(tier, MergePolicy(fan_in=2, segment_bytes_max=0))
     origins = [one.origin for one in plan.tasks]
@@ -74,16 +74,16 @@ def test_what_a_killed_job_made_of_a_segment_does_not_stop_who_comes_when_it_is_
     result = archive(at)
     assert (result.failed, result.segments) == ([], 2)
     check(at)
-    named = {f.key for some in log_writer(at).state.lanes.values() for o in some for f in o.files}
+    named = {f.key for some in log_writer(at).state.queues.values() for o in some for f in o.files}
     assert len(named & stray) == 1, "the one of the segment of which nothing was taken away"
     assert archive(at).entries == 0
 
 
 def test_what_is_left_of_a_compacted_topic_is_compared() -> None:
-    at = workshop(tier_of("abac").store)
+    at = job_context(tier_of("abac").store)
     archive(at)
     other = tier_of("abac", b"another")
     compact(other)
     at = replace(at, tier=other.store)
-    found = [one.what for one in verify_archive(at, local_engine(at.bench, 1)).findings]
+    found = [one.what for one in verify_archive(at, local_engine(at.context, 1)).findings]
     assert found == ["rows differ from the tier behind offset 0"]

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from support.archive_jobs import check, workshop
+from support.archive_jobs import check, job_context
 from support.command_line import here
 from support.tiers import TierBuilder
 
@@ -115,8 +115,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
             tier.add([b"open"], queue=queue, roll=True)
             wanted += [(topic, queue_id, n, body) for n, body in enumerate(bodies)]
     store = open_store(f"file://{place}", S3Options())
-    at = workshop(tier.store, store)
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    at = job_context(tier.store, store)
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     check(at)
     assert list(store.list("_bad/"))
     assert list(store.list("_log/"))

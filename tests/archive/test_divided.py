@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from support.archive_jobs import bodies, check, rows, workshop
+from support.archive_jobs import bodies, check, job_context, rows
 from support.broken import COUNT as MESSAGES
 from support.broken import SOUND, TOPIC, build
 from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
-from tiered.archive.evidence import Evidence
+from tiered.archive.archive_proof import ArchiveProof
 from tiered.archive.job import first_error, log_writer, run_job
 from tiered.cli.archive import result_document
 from tiered.errors import DataError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.base import ObjectStore
-    from tiered.archive.job import Result, Workshop
+    from tiered.archive.job import JobContext, Result
     from tiered.log.parts import Part
 
 COUNT = 300
@@ -72,20 +72,20 @@ def harmed(store: ObjectStore, key: str, change: Callable[[bytes], bytes | None]
     return before
 
 
-def run(at: Workshop, small_bytes: int = 0) -> Result:
-    return run_job(at, local_engine(at.bench, 2), small_bytes=small_bytes)
+def run(at: JobContext, small_bytes: int = 0) -> Result:
+    return run_job(at, local_engine(at.context, 2), small_bytes=small_bytes)
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30], ids=["own files", "shared files"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_damage_costs_its_block_until_it_is_repaired(change: str, small_bytes: int) -> None:
     tier = built()
-    whole = workshop(tier.store)
+    whole = job_context(tier.store)
     run(whole)
     expected = bodies(whole)
     key = tier.prefix + parts(tier)[1].bundle.key
     before = harmed(tier.store, key, CHANGES[change])
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     result = run(at, small_bytes)
     found = bodies(at)
     assert found.items() <= expected.items()
@@ -124,13 +124,13 @@ def test_what_waits_for_a_repair_proves_nothing_to_expire() -> None:
     tier = built()
     key = tier.prefix + parts(tier)[1].bundle.key
     before = harmed(tier.store, key, CHANGES["a block in the middle"])
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     run(at)
 
     def proved() -> list[bool]:
-        evidence = Evidence(tier.store, at.place, at.archive, log_writer(at).state, "a")
+        proof = ArchiveProof(tier.store, at.place, at.archive, log_writer(at).state, "a")
         state = tier.journal.state
-        return [evidence.holds(state, QUEUE, 0, one) for one in state.queues[QUEUE][0].segments[:2]]
+        return [proof.holds(state, QUEUE, 0, one) for one in state.queues[QUEUE][0].segments[:2]]
 
     assert proved() == [False, True]
     harmed(tier.store, key, lambda _: before)
@@ -144,13 +144,13 @@ def test_damage_within_the_items_of_an_inner_batch_divides_it() -> None:
     batch = encode_inner_messages([InnerMessage(0, b"%d" % n, b"") for n in range(20)])
     tier.add([b"x"] * 3270 + [(20, batch)] + [b"y"] * 10)
     tier.add([b"open"], roll=True)
-    whole = workshop(tier.store)
+    whole = job_context(tier.store)
     run(whole)
     part = parts(tier)[0]
     end = part.section.start + part.section.items_at + 3276 * 20
     key = tier.prefix + part.bundle.key
     before = harmed(tier.store, key, flipped(end + 30))
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     run(at)
     assert sorted(bodies(at)) == list(range(3276))
     harmed(tier.store, key, lambda _: before)
@@ -171,12 +171,12 @@ def test_the_command_names_what_waits_and_ends_with_5_until_it_is_repaired(tmp_p
     assert ran.document["rows"] == 4 * MESSAGES - waiting
     assert 0 < waiting < 120
     assert {
-        (row["lane"].rpartition(" ")[2], row["start"] > 0) for row in ran.document["failed"]
+        (row["queue"].rpartition(" ")[2], row["start"] > 0) for row in ran.document["failed"]
     } == {
         (f"{TOPIC}/0", True),
         (f"{TOPIC}/1", False),
     }
-    assert f"{waiting} messages in 2 stretches not archived" in ran.err
+    assert f"{waiting} messages in 2 ranges not archived" in ran.err
     assert SOUND not in ran.err
     mended = ("verify", tier.url, "--deep", "--store", tier.store, "--repair")
     here(*mended).good()

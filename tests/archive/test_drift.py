@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.archive_jobs import archive, check, keys, rows, sealed_tier, workshop
+from support.archive_jobs import archive, check, job_context, keys, rows, sealed_tier
 from support.archives_made import loaded
 from support.bodies import wishes
 from support.command_line import here
@@ -29,25 +29,25 @@ from tiered.upkeep.engine import local_engine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiered.archive.job import Result, Workshop
+    from tiered.archive.job import JobContext, Result
 
 TOPIC = QUEUE.topic
 EARLY = b'{"id": 1}'
 LATE = b'{"id": 2, "late": 5, "more": {"x": 1}}'
 
 
-def again(at: Workshop) -> Result:
-    return run_job(at, local_engine(at.bench, 1), again=True)
+def again(at: JobContext) -> Result:
+    return run_job(at, local_engine(at.context, 1), again=True)
 
 
-def summed(at: Workshop, column: str = "value_late") -> Any:
+def summed(at: JobContext, column: str = "value_late") -> Any:
     (row,) = ask(at.archive, f'SELECT sum({column}) AS s FROM "{TOPIC}"').rows.to_pylist()
     return row["s"]
 
 
-def drifted() -> tuple[TierBuilder, Workshop]:
+def drifted() -> tuple[TierBuilder, JobContext]:
     tier = sealed_tier([EARLY], [LATE, LATE, b'{"id": "x"}'], [LATE])
-    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
+    at = replace(job_context(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     return tier, at
 
 
@@ -59,14 +59,14 @@ def test_members_without_a_column_are_counted_in_the_result_and_in_the_log() -> 
     result = archive(at)
     assert result.left_out == {(TOPIC, "late"): 3, (TOPIC, "more"): 3}
     assert result.unfit == {(TOPIC, "id"): 1}
-    ((_, stretches),) = read_log(at).lanes.items()
-    assert [one.left_out for one in stretches] == [
+    ((_, offset_ranges),) = read_log(at).queues.items()
+    assert [one.left_out for one in offset_ranges] == [
         (),
         (("late", 2), ("more", 2)),
         (("late", 1), ("more", 1)),
     ]
-    assert [one.unfit for one in stretches] == [(), (("id", 1),), ()]
-    for one in stretches:
+    assert [one.unfit for one in offset_ranges] == [(), (("id", 1),), ()]
+    for one in offset_ranges:
         assert Archived.of(json.loads(json.dumps(one.document()))) == one
     state = read_log(at)
     assert loaded(state) == state
@@ -76,7 +76,7 @@ def test_members_without_a_column_are_counted_in_the_result_and_in_the_log() -> 
 
 def test_what_fits_is_not_nulled_by_what_does_not() -> None:
     tier = sealed_tier([b'{"id": 1, "amount": "x"}', b'{"id": "y", "amount": 2}'])
-    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT, amount BIGINT"))
+    at = replace(job_context(tier.store), wishes=wishes("json", schema=b"id BIGINT, amount BIGINT"))
     assert archive(at).misfits == 2
     assert [(row["value_id"], row["value_amount"], row["body_error"]) for row in rows(at)] == [
         (1, None, "the body does not fit the topic's columns: amount"),
@@ -104,7 +104,7 @@ def test_rows_from_before_a_column_are_told_until_they_are_made_again() -> None:
     old = keys(at)
     result = again(more)
     assert result.remade is not None
-    assert (result.remade.stretches, result.remade.rows, result.remade.left) == (2, 4, [])
+    assert (result.remade.offset_ranges, result.remade.rows, result.remade.left) == (2, 4, [])
     assert (result.stale, summed(at)) == ([], 15)
     assert ask(at.archive, f'SELECT sum(value_late) FROM "{TOPIC}"').stale == []
     state = read_log(at)
@@ -112,29 +112,29 @@ def test_rows_from_before_a_column_are_told_until_they_are_made_again() -> None:
     assert {one.key for one in state.replaced} >= {key for key in old if key not in keys_of(at)}
     assert len(state.replaced) == 3  # two files, and one of what did not fit
     check(at)
-    assert again(more).remade == replace(result.remade, stretches=0, rows=0, entries=0)
+    assert again(more).remade == replace(result.remade, offset_ranges=0, rows=0, entries=0)
 
 
-def keys_of(at: Workshop) -> set[str]:
-    lanes = read_log(at).lanes.values()
-    return {file.key for found in lanes for one in found for file in one.objects()}
+def keys_of(at: JobContext) -> set[str]:
+    queues = read_log(at).queues.values()
+    return {file.key for found in queues for one in found for file in one.objects()}
 
 
 def test_what_was_archived_as_bytes_becomes_columns() -> None:
-    at = workshop(sealed_tier([LATE], [EARLY, LATE]).store)
+    at = job_context(sealed_tier([LATE], [EARLY, LATE]).store)
     archive(at)
     wished = replace(at, wishes=wishes("json"))
     with pytest.raises(InvalidError, match="archived as bytes"):
         archive(wished)
     result = again(wished)
     assert result.remade is not None
-    assert (result.remade.stretches, result.stale, summed(at)) == (2, [], 10)
+    assert (result.remade.offset_ranges, result.stale, summed(at)) == (2, [], 10)
     check(at)
 
 
 def test_more_of_a_topic_archived_as_bytes_becomes_columns_and_the_rest_is_told() -> None:
     tier = sealed_tier([LATE])
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     tier.add([LATE], roll=True)
     tier.add([b"open"], roll=True)
@@ -159,13 +159,13 @@ def test_merged_files_are_made_again_with_all_that_shares_them() -> None:
     for queue in (QUEUE, MessageQueue(TOPIC, 1)):
         for body in (EARLY, LATE, b"open"):
             tier.add([body], queue=queue, roll=True)
-    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
+    at = replace(job_context(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     archive(at)
     log = log_writer(at)
-    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
     result = again(replace(at, wishes=wishes("json", schema=b"late BIGINT")))
     assert result.remade is not None
-    assert (result.remade.stretches, result.remade.entries) == (4, 1)
+    assert (result.remade.offset_ranges, result.remade.entries) == (4, 1)
     assert (summed(at), summed(at, "value_id"), result.stale) == (10, 6, [])
     assert read_log(at).refused == 0
     check(at)
@@ -174,7 +174,7 @@ def test_merged_files_are_made_again_with_all_that_shares_them() -> None:
 def test_what_the_tier_has_not_any_more_stays_and_is_named() -> None:
     _, at = drifted()
     archive(at)
-    empty = workshop(TierBuilder().store, at.archive)
+    empty = job_context(TierBuilder().store, at.archive)
     result = again(replace(empty, wishes=wishes("json", schema=b"late BIGINT")))
     assert result.remade is not None
     assert result.remade.left == [(TOPIC, "the tier has not all of its messages any more")]
@@ -186,29 +186,31 @@ def test_an_entry_that_is_late_or_of_other_rows_is_refused() -> None:
     _, at = drifted()
     archive(at)
     more = replace(at, wishes=wishes("json", schema=b"late BIGINT"))
-    ((lane, before),) = read_log(at).lanes.items()
+    ((queue, before),) = read_log(at).queues.items()
     again(more)
-    ((_, after),) = read_log(at).lanes.items()
+    ((_, after),) = read_log(at).queues.items()
     log = log_writer(at)
-    log.append([archive_action([(lane, 0, before[1])], again=True)])  # fewer columns than are there
+    log.append(
+        [archive_action([(queue, 0, before[1])], again=True)]
+    )  # fewer columns than are there
     assert log.state.refused == 1
     other = replace(after[1], misfits=0, side=None, bad=after[1].bad + 1)
-    log.append([archive_action([(lane, 0, other)], again=True)])
+    log.append([archive_action([(queue, 0, other)], again=True)])
     log.append([archive_action([], again=True)])
     assert log.state.refused == 3
-    assert log.state.lanes[lane] == after
+    assert log.state.queues[queue] == after
 
 
 def test_a_file_that_others_share_is_not_replaced_in_part() -> None:
     tier = sealed_tier([LATE], [LATE])
-    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
-    ((lane, (one, two)),) = read_log(at).lanes.items()
+    at = replace(job_context(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
+    ((queue, (one, two)),) = read_log(at).queues.items()
     assert one.files[0].key == two.files[0].key
     log = log_writer(at)
-    log.append([archive_action([(lane, 0, one)], again=True)])
+    log.append([archive_action([(queue, 0, one)], again=True)])
     assert log.state.refused == 1
-    assert log.state.lanes[lane] == (one, two)
+    assert log.state.queues[queue] == (one, two)
     assert stale_rows(log.state) == []
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
-from support.archive_jobs import archive, workshop
+from support.archive_jobs import archive, job_context
 from support.bodies import wishes
 from support.tiers import TierBuilder
 
@@ -140,7 +140,7 @@ def of_three(store: ObjectStore | None = None) -> Any:
     for topic in SOME:
         for body in (f'{{"a": "{topic}", "A": 1, "o": {{"b": 2}}}}'.encode(), b"open"):
             tier.add([body], queue=MessageQueue(topic, 0), roll=True)
-    at = workshop(tier.store, store)
+    at = job_context(tier.store, store)
     archive(at)
     return at
 
@@ -171,7 +171,7 @@ def test_a_member_that_differs_in_case_alone_is_no_column_s() -> None:
     tier = TierBuilder()
     for body in (b'{"a": 1, "A": 2}', b"open"):
         tier.add([body], queue=MessageQueue("orders", 0), roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     result = archive(replace(at, wishes=wishes("json")))
     assert result.left_out == {("orders", "A"): 1}
     assert ask(at.archive, "SELECT value_a FROM orders").rows.to_pylist() == [{"value_a": 1}]

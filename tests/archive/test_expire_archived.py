@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.archive_jobs import archive, as_engine, with_other_messages_behind, workshop
+from support.archive_jobs import archive, as_engine, job_context, with_other_messages_behind
 from support.archive_rows import files
 from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
-from tiered.archive.evidence import Evidence
+from tiered.archive.archive_proof import ArchiveProof
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.plan import Limits
 from tiered.log.parts import Parts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from support.archive_fixtures import Sealed
 
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
 NAME = "s04-batch-compress"
 
@@ -128,13 +128,13 @@ def test_both_options_or_none(tier_url: str) -> None:
     assert (ran.code, "go together" in ran.err) == (2, True)
 
 
-def evidence(at: Workshop) -> Evidence:
-    return Evidence(at.tier, at.place, at.archive, log_writer(at).state, "memory://archive")
+def proof(at: JobContext) -> ArchiveProof:
+    return ArchiveProof(at.tier, at.place, at.archive, log_writer(at).state, "memory://archive")
 
 
-def proved(tier: TierBuilder, at: Workshop, queue: Any = QUEUE) -> list[list[bool]]:
+def proved(tier: TierBuilder, at: JobContext, queue: Any = QUEUE) -> list[list[bool]]:
     """Of each segment of each incarnation, in order."""
-    state, found = tier.journal.state, evidence(at)
+    state, found = tier.journal.state, proof(at)
     return [
         [found.holds(state, queue, number, segment) for segment in incarnation.segments]
         for number, incarnation in enumerate(state.queues[queue])
@@ -145,31 +145,31 @@ def test_a_segment_that_is_archived_in_part_is_not() -> None:
     tier = TierBuilder()
     for body in (b"a", b"b", b"c", b"open"):
         tier.add([body], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     run_job(at, as_engine(lambda _do, _works: ()))
     assert proved(tier, at) == [[False] * 4]
     from tiered.upkeep.engine import local_engine
 
-    run_job(at, local_engine(at.bench, 1), limits=Limits(bytes_max=1))
+    run_job(at, local_engine(at.context, 1), limits=Limits(bytes_max=1))
     assert proved(tier, at) == [[True, False, False, False]]
     first, second = tier.journal.state.queues[QUEUE][0].segments[:2]
     joined = replace(first, parts=first.parts + second.parts)
-    assert not evidence(at).holds(tier.journal.state, QUEUE, 0, joined)
+    assert not proof(at).holds(tier.journal.state, QUEUE, 0, joined)
     archive(at)
     assert proved(tier, at) == [[True, True, True, False]]
-    assert evidence(at).holds(tier.journal.state, QUEUE, 0, joined)
+    assert proof(at).holds(tier.journal.state, QUEUE, 0, joined)
 
 
 def test_another_s_archive_proves_nothing() -> None:
     tier = TierBuilder()
     for body in (b"a", b"open"):
         tier.add([body], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     other = replace(at, place=type(at.place)("c", "other"))
-    found = Evidence(at.tier, other.place, at.archive, log_writer(at).state, "x")
+    found = ArchiveProof(at.tier, other.place, at.archive, log_writer(at).state, "x")
     segment = tier.journal.state.queues[QUEUE][0].segments[0]
-    assert evidence(at).holds(tier.journal.state, QUEUE, 0, segment)
+    assert proof(at).holds(tier.journal.state, QUEUE, 0, segment)
     assert not found.holds(tier.journal.state, QUEUE, 0, segment)
 
 
@@ -178,21 +178,21 @@ def test_a_tier_of_the_same_name_with_other_times_is_another() -> None:
     tier.add([b"a", b"b", None], roll=True)
     tier.add([b"c"], roll=True)
     tier.add([b"open"], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     state = tier.journal.state
     one, two = state.queues[QUEUE][0].segments[:2]
     joined = replace(one, parts=one.parts + two.parts)
     for segment in (one, two, joined):
-        assert evidence(at).holds(state, QUEUE, 0, segment)
+        assert proof(at).holds(state, QUEUE, 0, segment)
         last = segment.parts[-1]
         for shift in (-1, 1, 1000):
             low, high = last.store_min_ms + shift, last.store_max_ms + shift
             late = replace(last, store_min_ms=low, store_max_ms=high)
-            assert not evidence(at).holds(state, QUEUE, 0, replace(segment, parts=Parts.of([late])))
-        assert evidence(at).holds(state, QUEUE, 0, replace(segment, parts=Parts.of([last])))
+            assert not proof(at).holds(state, QUEUE, 0, replace(segment, parts=Parts.of([late])))
+        assert proof(at).holds(state, QUEUE, 0, replace(segment, parts=Parts.of([last])))
     empty = [replace(p, store_min_ms=-1, store_max_ms=-1) for p in one.parts]
-    assert not evidence(at).holds(state, QUEUE, 0, replace(one, parts=Parts.of(empty)))
+    assert not proof(at).holds(state, QUEUE, 0, replace(one, parts=Parts.of(empty)))
 
 
 def test_what_the_broker_truncated_proves_nothing_for_its_successor() -> None:
@@ -200,7 +200,7 @@ def test_what_the_broker_truncated_proves_nothing_for_its_successor() -> None:
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     again = with_other_messages_behind(tier, b"new c", b"new d", b"open")
     found = proved(again, at)
@@ -217,19 +217,19 @@ def test_an_object_of_another_version_proves_nothing() -> None:
     tier = TierBuilder()
     for body in (b"a", b"open"):
         tier.add([body], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     segment = tier.journal.state.queues[QUEUE][0].segments[0]
     key = at.place.prefix + segment.parts[0].log.key
     data = tier.store.get(key)
     tier.store.delete(key)
     tier.store.put_if_absent(key, data + b"x")
-    assert not evidence(at).holds(tier.journal.state, QUEUE, 0, segment)
+    assert not proof(at).holds(tier.journal.state, QUEUE, 0, segment)
     assert "another version" in evidence_of(at, tier, segment)
 
 
-def evidence_of(at: Workshop, tier: TierBuilder, segment: Any) -> str:
-    found = evidence(at)
+def evidence_of(at: JobContext, tier: TierBuilder, segment: Any) -> str:
+    found = proof(at)
     found.holds(tier.journal.state, QUEUE, 0, segment)
     (refusal,) = found.document()["refusals"]
     return str(refusal)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.archive_jobs import archive, check, keys, rows, workshop
+from support.archive_jobs import archive, check, job_context, keys, rows
 from support.archive_states import COUNT, tier
 from support.bundles import made_part
 from support.tiers import TierBuilder
@@ -26,14 +26,14 @@ from tiered.archive.columns import schema
 from tiered.archive.job import log_writer, plan_job, run_job
 from tiered.archive.machine import ArchiveState
 from tiered.archive.merging import merge, plan_merge
-from tiered.archive.model import DAY_MS, ArchiveLane
+from tiered.archive.model import DAY_MS, ArchiveQueue
 from tiered.archive.parquet import Digest, FileWriter
 from tiered.archive.plan import Work, plan_archive, plan_works
 from tiered.archive.task import do_work
 from tiered.errors import InternalError
 from tiered.log.parts import Parts
 from tiered.model import MessageQueue
-from tiered.upkeep.engine import Workbench, local_engine
+from tiered.upkeep.engine import WorkContext, local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from backends.base import ByteRange
     from tiered.archive.plan import Task
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
 
 QUEUES = 40
 TOPIC = "many"
@@ -58,17 +58,17 @@ def slow_queues() -> TierBuilder:
     return made
 
 
-def packed(at: Workshop) -> None:
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+def packed(at: JobContext) -> None:
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
 
 
-def only_file(at: Workshop) -> Any:
+def only_file(at: JobContext) -> Any:
     (key,) = keys(at)
     return pq.ParquetFile(io.BytesIO(at.archive.get(key)))
 
 
 def test_slow_queues_are_one_file_with_one_row_group_in_order() -> None:
-    at = workshop(slow_queues().store)
+    at = job_context(slow_queues().store)
     packed(at)
     file = only_file(at)
     assert (file.num_row_groups, file.metadata.num_rows) == (1, 2 * QUEUES)
@@ -82,22 +82,24 @@ def test_slow_queues_are_one_file_with_one_row_group_in_order() -> None:
 def test_what_is_packed_at_making_is_what_merging_makes_later() -> None:
     """One mechanism: the same rows in the same order and row groups, whichever way they came together."""
     made = slow_queues()
-    at, later = workshop(made.store), workshop(made.store)
+    at, later = job_context(made.store), job_context(made.store)
     packed(at)
     archive(later)
     log = log_writer(later)
-    merge(later, log, plan_merge(log.state, takes=lambda _lane: True))
-    (one,) = {f.key for s in log.state.lanes.values() for a in s for f in a.files}
+    merge(later, log, plan_merge(log.state, takes=lambda _queue: True))
+    (one,) = {f.key for s in log.state.queues.values() for a in s for f in a.files}
     data = later.archive.get(one)
     assert pq.read_table(io.BytesIO(data)).equals(only_file(at).read())
     said = [pq.ParquetFile(io.BytesIO(d)).metadata for d in (data, at.archive.get(keys(at)[0]))]
-    pieces = [parquet.pieces_in({"tiered.pieces": m.metadata[b"tiered.pieces"]}) for m in said]
-    assert pieces[0] == pieces[1]
+    row_ranges = [
+        parquet.row_ranges_in({"tiered.row_ranges": m.metadata[b"tiered.row_ranges"]}) for m in said
+    ]
+    assert row_ranges[0] == row_ranges[1]
     assert said[0].num_row_groups == said[1].num_row_groups
 
 
 def test_encodings_order_and_ids() -> None:
-    at = workshop(slow_queues().store)
+    at = job_context(slow_queues().store)
     packed(at)
     file = only_file(at)
     group = file.metadata.row_group(0)
@@ -119,7 +121,7 @@ def test_encodings_order_and_ids() -> None:
 
 
 def test_a_row_group_ends_by_bytes_and_never_with_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, cut = workshop(slow_queues().store), workshop(slow_queues().store)
+    whole, cut = job_context(slow_queues().store), job_context(slow_queues().store)
     packed(whole)
     monkeypatch.setattr(parquet, "GROUP_BYTES", 4000)
     packed(cut)
@@ -132,25 +134,25 @@ def test_a_row_group_ends_by_bytes_and_never_with_a_queue(monkeypatch: pytest.Mo
 
 
 def test_files_end_by_the_columns_of_all_days_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = workshop(slow_queues().store)
+    at = job_context(slow_queues().store)
     monkeypatch.setattr(task, "FILE_BYTES", 4000)
     packed(at)
     assert len(keys(at)) > 1
     assert check(at).rows == 2 * QUEUES
     log = log_writer(at)
-    result = merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    result = merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
     assert (result.new_files, result.rows) == (1, 2 * QUEUES)
     assert check(at).rows == 2 * QUEUES
 
 
 def test_rows_that_are_not_in_order_are_refused() -> None:
-    at = workshop(slow_queues().store)
+    at = job_context(slow_queues().store)
     packed(at)
     (batch,) = only_file(at).read().to_batches()
-    lane = ArchiveLane("c", "b", TOPIC, 0, 0)
+    queue = ArchiveQueue("c", "b", TOPIC, 0, 0)
     writer = FileWriter()
-    writer.add(batch.slice(1, 1), lane, 0)
-    for place, start in ((lane, 0), (lane, 1), (replace(lane, queue_id=-1), 0)):
+    writer.add(batch.slice(1, 1), queue, 0)
+    for place, start in ((queue, 0), (queue, 1), (replace(queue, queue_id=-1), 0)):
         with pytest.raises(InternalError, match="not in order"):
             writer.add(batch.slice(0, 1), place, start)
 
@@ -162,7 +164,7 @@ def of_day(one: Task, day: int, size: int) -> Task:
 
 
 def works_of(tasks: Sequence[Task]) -> list[list[tuple[int, int]]]:
-    return [[(t.lane.queue_id, t.start) for t in work.tasks] for work in plan_works(tasks)]
+    return [[(t.queue.queue_id, t.start) for t in work.tasks] for work in plan_works(tasks)]
 
 
 def test_works_take_day_by_day_and_end_between_days() -> None:
@@ -173,11 +175,11 @@ def test_works_take_day_by_day_and_end_between_days() -> None:
     assert [len(work.tasks) for work in found] == [4, 4]
     for work in found:
         assert len({t.parts.store_times for t in work.tasks}) == 1, "a day each"
-        assert list(work.tasks) == sorted(work.tasks, key=lambda t: (t.lane, t.start))
+        assert list(work.tasks) == sorted(work.tasks, key=lambda t: (t.queue, t.start))
     small = [of_day(one, number, 1000) for number, one in enumerate(plan.tasks)]
     assert [len(work.tasks) for work in plan_works(small)] == [8], "days of little come together"
     large = [of_day(one, 0, 64 << 20) for one in plan.tasks]
-    assert works_of(large) == [[(t.lane.queue_id, t.start)] for t in large]
+    assert works_of(large) == [[(t.queue.queue_id, t.start)] for t in large]
 
 
 class Counted(WrappingStore):
@@ -200,16 +202,16 @@ def test_an_object_in_which_queues_lie_together_is_fetched_once(
     sealed: Callable[[str], Sealed],
 ) -> None:
     with closing(open_store(sealed("s04-batch-compress").url, S3Options())) as store:
-        at = replace(workshop(store), place=choose_place(store, None, None))
+        at = replace(job_context(store), place=choose_place(store, None, None))
         tasks = plan_job(at, ArchiveState()).tasks
-        topics = {t.lane.topic for t in tasks}
-        topic = max(topics, key=lambda name: sum(t.lane.topic == name for t in tasks))
-        work = Work(tuple(t for t in tasks if t.lane.topic == topic))
+        topics = {t.queue.topic for t in tasks}
+        topic = max(topics, key=lambda name: sum(t.queue.topic == name for t in tasks))
+        work = Work(tuple(t for t in tasks if t.queue.topic == topic))
         assert len(work.tasks) > 1
         counted, alone = Counted(store), Counted(store)
         prefix = at.place.prefix
-        together = do_work(Workbench(counted, prefix, MemoryStore("a")), work)
-        each_bench = Workbench(alone, prefix, MemoryStore("b"))
+        together = do_work(WorkContext(counted, prefix, MemoryStore("a")), work)
+        each_bench = WorkContext(alone, prefix, MemoryStore("b"))
         each = [do_work(each_bench, Work((t,))) for t in work.tasks]
         assert [(one.rows, one.sources) for one in together] == [
             (one.rows, one.sources) for (one,) in each
@@ -220,17 +222,17 @@ def test_an_object_in_which_queues_lie_together_is_fetched_once(
         assert all(counted.reads[key] == 1 for key in whole)
 
 
-def test_pieces_say_where_their_rows_lie() -> None:
-    at = workshop(slow_queues().store)
+def test_row_ranges_say_where_their_rows_lie() -> None:
+    at = job_context(slow_queues().store)
     packed(at)
     file = only_file(at)
-    said = {"tiered.pieces": file.metadata.metadata[b"tiered.pieces"]}
+    said = {"tiered.row_ranges": file.metadata.metadata[b"tiered.row_ranges"]}
     table = file.read()
-    places = parquet.pieces_in(said)
+    places = parquet.row_ranges_in(said)
     assert len(places) == 2 * QUEUES
-    for (lane, low), (start, proof) in places.items():
+    for (queue, low), (start, proof) in places.items():
         mine = table.slice(start, proof.rows)
-        assert np.unique(mine["queue_id"].to_numpy()).tolist() == [lane.queue_id]
+        assert np.unique(mine["queue_id"].to_numpy()).tolist() == [queue.queue_id]
         assert parquet.proof_of(mine) == proof
         assert proof.low == low
 

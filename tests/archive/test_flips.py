@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.archive_jobs import archive, check, index, workshop
+from support.archive_jobs import archive, check, index, job_context
 from support.archives_made import make_archive
 from support.tiers import QUEUE, TierBuilder
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.base import ObjectStore
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
 
 FLIPS = 60
 """Of each file; a bit anywhere."""
 
 
 @pytest.fixture(scope="module")
-def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobContext]:
     """Two queues that share a file, and messages with keys, in a folder."""
     store = open_store(f"file://{tmp_path_factory.mktemp('flips')}/parquet", S3Options())
     tier = TierBuilder()
@@ -54,8 +54,8 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
         bodies = [b"body %d of %d" % (number, queue_id) for number in range(40)]
         tier.add(bodies, queue=queue, roll=True)
         tier.add([b"open"], queue=queue, roll=True)
-    made = workshop(tier.store, store)
-    run_job(made, local_engine(made.bench, 1), small_bytes=1 << 20)
+    made = job_context(tier.store, store)
+    run_job(made, local_engine(made.context, 1), small_bytes=1 << 20)
     yield made
     store.close()
 
@@ -113,7 +113,7 @@ def flipped_bits(file: Path, seed: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_flipped_bit_is_damage_or_changes_nothing(name: str, at: Workshop) -> None:
+def test_a_flipped_bit_is_damage_or_changes_nothing(name: str, at: JobContext) -> None:
     read, store = READERS[name], at.archive
     wanted, said = read(store), 0
     for bit in flipped_bits(only_file(store), seed=len(name)):
@@ -125,20 +125,20 @@ def test_a_flipped_bit_is_damage_or_changes_nothing(name: str, at: Workshop) -> 
     assert read(store) == wanted
 
 
-def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: Workshop) -> None:
+def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: JobContext) -> None:
     log = log_writer(at)
-    plan = plan_merge(log.state, takes=lambda _lane: True, small_bytes=1 << 30)
+    plan = plan_merge(log.state, takes=lambda _queue: True, small_bytes=1 << 30)
     assert plan == []
-    from support.archives_made import pieces_of
+    from support.archives_made import row_ranges_of
 
     from tiered.archive.merging import Together, write_together
 
-    pieces = list(pieces_of(log.state.lanes))
-    one = Together.of(pieces, 0)
+    row_ranges = list(row_ranges_of(log.state.queues))
+    one = Together.of(row_ranges, 0)
     for _ in flipped_bits(only_file(at.archive), seed=1):
-        assert verify_archive(at, local_engine(at.bench, 1)).findings
+        assert verify_archive(at, local_engine(at.context, 1)).findings
         with pytest.raises(DataError, match="not what the archive's log says"):
-            write_together(at.bench, one)
+            write_together(at.context, one)
     check(at)
 
 
@@ -208,7 +208,7 @@ def test_a_file_that_says_another_value_is_not_published(
     tier = TierBuilder()
     for body in (b"a", b"b", b"open"):
         tier.add([body, body], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
 
     class Wrong:
         def __init__(self, inner: Any) -> None:

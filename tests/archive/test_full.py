@@ -7,7 +7,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
-from support.archive_jobs import archive, check, workshop
+from support.archive_jobs import archive, check, job_context
 from support.command_line import here, program
 from support.disks import Disk, small_disk
 from support.spark_processes import SPARK
@@ -18,7 +18,7 @@ from backends.memory import MemoryStore
 from tiered.archive.job import first_error
 from tiered.archive.model import LOG
 from tiered.spark import driver as spark
-from tiered.upkeep.engine import Workbench
+from tiered.upkeep.engine import WorkContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +108,7 @@ def test_what_is_archived_before_there_is_no_room_stays(tmp_path: Path) -> None:
     for number in range(21):
         made.add([b"%d" % number], roll=True)
     store = FullStore(3)
-    at = workshop(made.store, store)
+    at = job_context(made.store, store)
     result = archive(at)
     assert isinstance(first_error(result), StoreFullError)
     assert (result.segments, result.entries) == (3, 1)
@@ -126,7 +126,7 @@ def test_a_worker_of_spark_says_that_there_is_no_room() -> None:
     def no_room(*_given: object) -> None:
         raise StoreFullError("no room")
 
-    bench = Workbench(MemoryStore("tier"), "", MemoryStore("archive"))
+    bench = WorkContext(MemoryStore("tier"), "", MemoryStore("archive"))
     assert isinstance(spark.heard(spark.said(no_room, bench, None)), StoreFullError)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.archive_jobs import archive, workshop
+from support.archive_jobs import archive, job_context
 from support.bodies import KINDS, ORDER, wishes
 from support.command_line import environment
 from support.environments import ROOT, fetched, python_of
@@ -28,7 +28,7 @@ from tiered.archive.merging import merge, plan_merge
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
 
 pytestmark = [
     pytest.mark.slow,  # what reads is fetched when it is not there yet: half a gigabyte
@@ -69,7 +69,7 @@ def table(tmp_path: Path, catalog: str) -> Any:
         tier = TierBuilder()
         tier.add([ORDER, b"\0\xff"], roll=True)
         tier.add([b"open"], roll=True)
-        at = workshop(tier.store, store)
+        at = job_context(tier.store, store)
         archive(at)
         published(at, catalog)
         plain, typed = wishes("json", schema=KINDS), wishes(records=True)
@@ -84,9 +84,9 @@ def table(tmp_path: Path, catalog: str) -> Any:
         return table_of(catalog, QUEUE.topic)
 
 
-def _merge(at: Workshop) -> None:
+def _merge(at: JobContext) -> None:
     log = log_writer(at)
-    assert merge(at, log, plan_merge(log.state, takes=lambda _lane: True)).entries
+    assert merge(at, log, plan_merge(log.state, takes=lambda _queue: True)).entries
 
 
 def require_same(table: Any, out: Path, said: str) -> None:

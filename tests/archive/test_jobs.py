@@ -18,13 +18,13 @@ from support.archive_jobs import (
     as_engine,
     bodies,
     check,
+    job_context,
     keys,
     rows,
     sealed_tier,
     with_other_messages_behind,
-    workshop,
 )
-from support.archives_made import pieces_of
+from support.archives_made import row_ranges_of
 from support.compacting import QUEUE as KEYED
 from support.compacting import compact
 from support.journals import PREFIX
@@ -41,7 +41,7 @@ from tiered.archive.job import first_error, log_writer, run_job
 from tiered.archive.lookup import build
 from tiered.archive.machine import ArchiveState, archive_action
 from tiered.archive.merging import Together, merge
-from tiered.archive.model import ArchiveLane, Truncation
+from tiered.archive.model import ArchiveQueue, Truncation
 from tiered.archive.plan import Limits, Work, overtaken_by
 from tiered.archive.tables import read_archive
 from tiered.archive.task import do_work
@@ -67,7 +67,7 @@ OTHER = MessageQueue("other", 0)
 
 def test_each_offset_becomes_a_row_or_is_put_aside() -> None:
     tier = sealed_tier([b"a", None, b"b"], [None, b"c", (2, b"this is no batch"), b"d"])
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     result = archive(at)
     assert (result.segments, result.rows, result.holes, result.bad) == (2, 4, 2, 2)
     assert bodies(at) == {0: b"a", 2: b"b", 4: b"c", 7: b"d"}
@@ -84,7 +84,7 @@ def test_a_segment_of_holes_alone_is_archived() -> None:
     tier = TierBuilder()
     tier.add([None, None])
     tier.say(queue_action("seal", QUEUE, 0, segment=0))
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     result = archive(at)
     assert (result.failed, result.segments, keys(at)) == ([], 1, [])
     assert archive(at).plan.tasks == ()
@@ -93,7 +93,7 @@ def test_a_segment_of_holes_alone_is_archived() -> None:
 
 def test_a_segment_is_divided_at_midnight() -> None:
     tier = sealed_tier([b"%d" % n for n in range(6)], first=MIDNIGHT - 2)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     days = [(key.split("/")[2], key.split("/")[3][:43]) for key in keys(at)]
     low, middle, high = MIDNIGHT - 2, MIDNIGHT, MIDNIGHT + 4
@@ -105,13 +105,13 @@ def test_a_segment_is_divided_at_midnight() -> None:
     check(at)
 
 
-def test_a_gap_lies_between_stretches() -> None:
+def test_a_gap_lies_between_offset_ranges() -> None:
     tier = TierBuilder()
     tier.add([b"a"])
     tier.gap(10)
     tier.add([b"b"], roll=True)
     tier.add([b"c"], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     assert bodies(at) == {0: b"a", 11: b"b"}
     check(at)
@@ -120,7 +120,7 @@ def test_a_gap_lies_between_stretches() -> None:
 def test_damage_of_one_segment_leaves_the_others() -> None:
     tier = sealed_tier([b"a" * 100], [b"b" * 100])
     part = tier.journal.state.queues[QUEUE][0].segments[0].parts[0]
-    at = workshop(Damaged(tier.store, part.log.key))
+    at = job_context(Damaged(tier.store, part.log.key))
     result = archive(at)
     assert (result.segments, bodies(at)) == (1, {1: b"b" * 100})
     assert isinstance(first_error(result), DataError)
@@ -129,7 +129,7 @@ def test_damage_of_one_segment_leaves_the_others() -> None:
 
 
 def test_a_file_that_does_not_reconcile_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = workshop(sealed_tier([b"a", b"b"]).store)
+    at = job_context(sealed_tier([b"a", b"b"]).store)
     whole = parquet.open_whole
 
     def shorter(data: object) -> object:
@@ -149,20 +149,20 @@ def test_what_the_broker_truncates_is_forgotten_and_its_successor_archived() -> 
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     with_other_messages_behind(tier, b"new c", b"new d", b"open")
     result = archive(at)
     assert [one.starts for one in result.plan.overtaken] == [(1,)]
     check(at)
     state = log_writer(at).state
-    ((lane, stretches),) = state.lanes.items()
-    assert [(one.start, one.end) for one in stretches] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    named = [file.key for one in stretches for file in one.files]
+    ((queue, offset_ranges),) = state.queues.items()
+    assert [(one.start, one.end) for one in offset_ranges] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    named = [file.key for one in offset_ranges for file in one.files]
     found = {row["queue_offset"]: row["body"] for key in named for row in rows(at, key)}
     assert found == {0: b"a", 1: b"b", 2: b"new c", 3: b"new d"}
     assert archive(at).entries == 0
-    assert len(state.tails[lane]) == 1
+    assert len(state.tails[queue]) == 1
 
 
 def test_what_was_truncated_and_expired_before_the_archive_met_it_is_forgotten_too() -> None:
@@ -170,14 +170,14 @@ def test_what_was_truncated_and_expired_before_the_archive_met_it_is_forgotten_t
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     again = with_other_messages_behind(tier, b"new c", b"new d", b"open")
     again.say(queue_action("expire", QUEUE, 0, position=0, min_from=2, min_to=5))
     archive(at)
     check(at)
-    ((_, stretches),) = log_writer(at).state.lanes.items()
-    named = [file.key for one in stretches for file in one.files]
+    ((_, offset_ranges),) = log_writer(at).state.queues.items()
+    named = [file.key for one in offset_ranges for file in one.files]
     found = {row["queue_offset"]: row["body"] for key in named for row in rows(at, key)}
     assert found == {0: b"a", 1: b"b", 2: b"new c", 3: b"new d"}
     assert archive(at).entries == 0
@@ -200,7 +200,7 @@ def test_what_was_truncated_is_known_again_when_its_parts_are_merged(
     tier.post(queue, numbered(0, 0, 1))
     tier.post(queue, numbered(2, 1000, 1001), roll=True)
     tier.post(queue, numbered(4, *last))
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     tier.truncate(2, queue=queue)
     for first, times in ((6, (2000, 2001)), (8, (2002,)), (9, (2003,))):
         tier.post(queue, numbered(first, *times), roll=True)
@@ -211,14 +211,14 @@ def test_what_was_truncated_is_known_again_when_its_parts_are_merged(
     assert len(tier.journal.state.queues[queue][0].parts()) == 1
     result = archive(at)
     assert (result.plan.overtaken, result.segments) == ((), 0)
-    assert read_log(at).lanes == before.lanes
+    assert read_log(at).queues == before.queues
     assert bodies(at) == {0: b"0", 1: b"1", 2: b"6", 3: b"7", 4: b"8"}
 
 
 def ends_of(state: TierState) -> list[Truncation]:
     """Of all that was truncated of the one queue."""
-    incarnations, lane = state.queues[KEYED], ArchiveLane("c", "b", "t", 0, 0)
-    found = [overtaken_by(ArchiveState(), lane, incarnation) for incarnation in incarnations[:-1]]
+    incarnations, queue = state.queues[KEYED], ArchiveQueue("c", "b", "t", 0, 0)
+    found = [overtaken_by(ArchiveState(), queue, incarnation) for incarnation in incarnations[:-1]]
     return [one.mark for some in found for one in some]
 
 
@@ -270,7 +270,7 @@ def test_another_job_between_work_and_commit() -> None:
     tier = sealed_tier([b"a"], [b"b"])
     tier.add([b"x"], queue=OTHER)
     tier.add([b"y"], queue=OTHER, roll=True)
-    at, rival = workshop(tier.store), workshop(tier.store)
+    at, rival = job_context(tier.store), job_context(tier.store)
     rival = replace(rival, archive=at.archive, bare=at.bare, takes=lambda topic: topic != "other")
 
     def engine(do: Any, works: Any) -> Any:
@@ -284,27 +284,27 @@ def test_another_job_between_work_and_commit() -> None:
 
 
 def test_replay_refuses_what_overlaps_or_is_not_whole() -> None:
-    at = workshop(sealed_tier([b"a", b"b"]).store)
+    at = job_context(sealed_tier([b"a", b"b"]).store)
     (task,) = (result := archive(at)).plan.tasks
     assert result.segments == 1
     log = log_writer(at)
-    (done,) = do_work(at.bench, Work((task,)))
-    other = replace(task.lane, queue_id=7)
+    (done,) = do_work(at.context, Work((task,)))
+    other = replace(task.queue, queue_id=7)
     late = (
-        archive_action([(task.lane, 0, done)]),
+        archive_action([(task.queue, 0, done)]),
         archive_action([(other, 0, replace(done, end=9))]),
     )
     log.append([*late, archive_action([(other, 1, done)])])
     assert log.state.refused == 3
-    assert list(log.state.lanes) == [task.lane]
+    assert list(log.state.queues) == [task.queue]
 
 
 def test_a_deaf_store_and_nested_places_are_refused() -> None:
     tier = sealed_tier([b"a"])
     with pytest.raises(InvalidError, match="conditional"):
-        archive(workshop(tier.store, Deaf(MemoryStore("archive"))))
+        archive(job_context(tier.store, Deaf(MemoryStore("archive"))))
     with pytest.raises(InvalidError, match="within each other"):
-        archive(workshop(tier.store, tier.store))
+        archive(job_context(tier.store, tier.store))
 
 
 class Deaf(WrappingStore):
@@ -317,7 +317,7 @@ class Deaf(WrappingStore):
 
 def test_a_log_that_is_gone_is_not_taken_for_a_new_archive_s() -> None:
     """Archived anew beside the files of before, rows would be there twice for whoever reads the directory."""
-    at = workshop(sealed_tier([b"a"], [b"b"]).store)
+    at = job_context(sealed_tier([b"a"], [b"b"]).store)
     archive(at)
     for key in keys(at, "_log/"):
         at.archive.delete(key)
@@ -330,7 +330,7 @@ def test_a_log_that_is_gone_is_not_taken_for_a_new_archive_s() -> None:
 
 
 def test_a_job_that_dies_before_its_first_files_are_archived_is_no_lost_log() -> None:
-    at = workshop(sealed_tier([b"a"], [b"b"]).store)
+    at = job_context(sealed_tier([b"a"], [b"b"]).store)
 
     def dies(_do: object, _works: object) -> Any:
         at.archive.put_if_absent("data/topic_dir=orders/date=1970-01-01/0.parquet", b"half a file")
@@ -338,13 +338,13 @@ def test_a_job_that_dies_before_its_first_files_are_archived_is_no_lost_log() ->
 
     with pytest.raises(KeyboardInterrupt):
         run_job(at, dies)
-    assert read_archive(at.archive).lanes == {}
+    assert read_archive(at.archive).queues == {}
     assert archive(at).rows == 2
     check(at)
 
 
 def test_somebody_else_s_files_are_no_trace_of_an_archive() -> None:
-    at = workshop(sealed_tier([b"a"]).store)
+    at = job_context(sealed_tier([b"a"]).store)
     at.archive.put_if_absent("data/notes.txt", b"mine")
     assert archive(at).rows == 1
 
@@ -432,21 +432,21 @@ def test_who_fails_while_others_work_leaves_no_thread(
 ) -> None:
     """The traceback holds on to whatever the failed one had in hand, so nothing may wait for a collection of garbage."""
     tier = sealed_tier(*([b"%d" % number] for number in range(12)))
-    at = workshop(tier.store)
-    run_job(at, local_engine(at.bench, 1), limits=Limits(bytes_max=1))
+    at = job_context(tier.store)
+    run_job(at, local_engine(at.context, 1), limits=Limits(bytes_max=1))
     if what != "archive":
         archive(at)
     if what == "repair":
         for key in keys(at):
             at.archive.delete(key)
-    log, engine = log_writer(at), local_engine(at.bench, 2)
+    log, engine = log_writer(at), local_engine(at.context, 2)
     plan = plan_repair(at, log.state, engine, by_bytes=False)
     monkeypatch.setattr(job, "COMMIT_FILES", 1)
     monkeypatch.setattr(merging, "ENTRY_FILES", 1)
     monkeypatch.setattr(lookup, "OBJECT_BYTES", 1)
     monkeypatch.setattr(JournalWriter, "append", fails)
     monkeypatch.setattr(Report, "add", fails)
-    again = [Together.of([piece], 0) for piece in pieces_of(log.state.lanes)]
+    again = [Together.of([row_range], 0) for row_range in row_ranges_of(log.state.queues)]
     acts: dict[str, Callable[[], object]] = {
         "archive": lambda: run_job(at, engine),
         "merge": lambda: merge(at, log, again, engine=engine),
@@ -461,12 +461,12 @@ def test_who_fails_while_others_work_leaves_no_thread(
 
 def test_the_same_work_done_twice_at_once_is_the_same() -> None:
     """As by a task that Spark tries again, or a second one beside a slow one."""
-    at = workshop(sealed_tier([b"a", None, b"b"], [b"c"]).store)
+    at = job_context(sealed_tier([b"a", None, b"b"], [b"c"]).store)
 
     def engine(do: Any, works: Any) -> Any:
         for work in works:
             with ThreadPoolExecutor(4) as pool:
-                said = set(pool.map(lambda one: spark.said(do, at.bench, one), [work] * 8))
+                said = set(pool.map(lambda one: spark.said(do, at.context, one), [work] * 8))
             assert len(said) == 1
             yield work, spark.heard(said.pop())
 
@@ -491,8 +491,8 @@ class Counting(WrappingStore):
 
 def test_a_long_run_leaves_a_log_that_few_requests_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "COMMIT_FILES", 1)
-    at = workshop(sealed_tier(*([b"%d" % number] for number in range(31))).store)
+    at = job_context(sealed_tier(*([b"%d" % number] for number in range(31))).store)
     assert archive(at).entries == 31
     again = Counting(at.archive)
-    assert len(read_archive(again).lanes) == 1
+    assert len(read_archive(again).queues) == 1
     assert again.asked <= 20

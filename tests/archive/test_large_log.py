@@ -1,4 +1,4 @@
-"""A log of very many stretches: what opening, planning and a checkpoint cost; and that runs say what was archived."""
+"""A log of very many offset ranges: what opening, planning and a checkpoint cost; and that runs say what was archived."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.archive_jobs import archive, check, workshop
+from support.archive_jobs import archive, check, job_context
 from support.archive_states import COUNT, archived, plan, state, tier
 from support.archives_made import loaded
 from support.large_log import as_long_as_real
@@ -29,11 +29,11 @@ from support.tiers import TierBuilder
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.archive import archived as archived_table
-from tiered.archive.archived import GROUP_ROWS, SavedRun, Stretches, _Group, table_of
+from tiered.archive.archived import GROUP_ROWS, OffsetRanges, SavedRun, _Group, table_of
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.job import log_writer
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
-from tiered.archive.model import LOG, Archived, ArchiveLane
+from tiered.archive.model import LOG, Archived, ArchiveQueue
 from tiered.archive.selection import Selection
 from tiered.archive.tables import plan_files
 from tiered.errors import DataError
@@ -49,18 +49,20 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 MACHINE = ArchiveMachine()
-REQUESTS_MAX, MIB_MAX = 20, 400
+REQUESTS_MAX, MIB_MAX = 20, 480
 
 
-def lane(number: int) -> ArchiveLane:
-    return ArchiveLane("c", "b", "t", number, 0)
+def queue(number: int) -> ArchiveQueue:
+    return ArchiveQueue("c", "b", "t", number, 0)
 
 
 # -- planning --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lanes", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_planning_where_ninety_nine_in_a_hundred_are_archived(lanes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "queues", [1000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_planning_where_ninety_nine_in_a_hundred_are_archived(queues: int, tmp_path: Path) -> None:
     """A hundred segments of each queue, in a process of its own; ``pytest -s`` tells what it took."""
 
     def call(code: str) -> str:
@@ -70,33 +72,33 @@ def test_planning_where_ninety_nine_in_a_hundred_are_archived(lanes: int, tmp_pa
         )
         return ran.stdout.decode()
 
-    call(f"make({str(tmp_path)!r}, {lanes})")
+    call(f"make({str(tmp_path)!r}, {queues})")
     found = json.loads(call(f"measure({str(tmp_path)!r})"))
     print(found)
-    assert (found["tasks"], found["archived"]) == (lanes - 4, 99 * lanes + 4)
+    assert (found["tasks"], found["archived"]) == (queues - 4, 99 * queues + 4)
     assert found["requests"] <= REQUESTS_MAX
     assert found["archive_mib"] + found["tier_mib"] + found["plan_mib"] <= MIB_MAX
 
 
-def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
+def test_planning_looks_at_no_offset_range_of_a_queue_that_did_not_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The columns tell; a stretch is unpacked, and a segment made, only where it is not plainly archived or plainly new."""
+    """The columns tell; a range is unpacked, and a segment made, only where it is not plainly archived or plainly new."""
     known = state(3, range(900))
-    changed = next(iter(known.lanes))
-    one = known.lanes[changed][400]
-    draft = known.lanes.draft()
+    changed = next(iter(known.queues))
+    one = known.queues[changed][400]
+    draft = known.queues.draft()
     draft.put(changed, replace(one, end=one.end - 1, bad=1))
     read = loaded(ArchiveState(draft))
     looked: list[Archived] = []
-    plain = _Group.stretches
+    plain = _Group.offset_ranges
 
     def some(self: _Group, first: int, last: int) -> Iterator[Archived]:
         found = list(plain(self, first, last))
         looked.extend(found)
         return iter(found)
 
-    monkeypatch.setattr(_Group, "stretches", some)
+    monkeypatch.setattr(_Group, "offset_ranges", some)
     there = TierMachine().load(TierMachine().dump(tier(3, 1000)))
     made: list[Segment] = []
     of_row = Segments._segment
@@ -118,16 +120,16 @@ OPERATIONS = st.lists(
 )
 
 
-def again(found: Stretches) -> Stretches:
+def again(found: OffsetRanges) -> OffsetRanges:
     """As somebody else reads it."""
-    return Stretches([SavedRun(run.data) for run in found.runs])
+    return OffsetRanges([SavedRun(run.data) for run in found.runs])
 
 
 @given(OPERATIONS)
 def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> None:
     """Whether they are joined at once, later or never."""
     plain: dict[int, dict[int, Archived]] = {0: {}, 1: {}, 2: {}}
-    found = Stretches()
+    found = OffsetRanges()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tiered.archive.archived.SMALL_BYTES", 0)
         patch.setattr("tiered.archive.archived.GROUP_ROWS", 4)
@@ -136,12 +138,12 @@ def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> No
             draft = found.draft()
             if what == "add" and number not in mine:
                 mine[number] = archived(number)
-                draft.put(lane(at), mine[number])
+                draft.put(queue(at), mine[number])
             elif what == "change" and number in mine:
                 mine[number] = replace(mine[number], bad=mine[number].bad + 1)
-                draft.put(lane(at), mine[number])
+                draft.put(queue(at), mine[number])
             elif what == "remove" and number in mine:
-                draft.remove(lane(at), mine.pop(number).start)
+                draft.remove(queue(at), mine.pop(number).start)
             elif what in {"settle", "read"}:
                 patch.setattr("tiered.archive.archived._GROWTH", number % 3)
                 draft = found.settled()
@@ -151,14 +153,14 @@ def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> No
             keys = Counter(
                 file.key for some in plain.values() for o in some.values() for file in o.files
             )
-            assert found.count_of(lane(at), f"k-{number}") == keys[f"k-{number}"]
+            assert found.count_of(queue(at), f"k-{number}") == keys[f"k-{number}"]
             low, high = number * COUNT - 7, number * COUNT + 7
             near = [mine[n] for n in (number - 1, number) if n in mine]
-            assert found.around(lane(at), low, high) == near
+            assert found.around(queue(at), low, high) == near
         saved = found.settled()
         for one in (found, saved, again(saved)):
             assert one == {
-                lane(at): tuple(mine[number] for number in sorted(mine))
+                queue(at): tuple(mine[number] for number in sorted(mine))
                 for at, mine in plain.items()
                 if mine
             }
@@ -170,19 +172,19 @@ def test_what_went_stays_away_when_only_newer_runs_are_joined(
 ) -> None:
     monkeypatch.setattr("tiered.archive.archived.SMALL_BYTES", 0)
     every = tuple(as_long_as_real(0, number) for number in range(1200))
-    saved = Stretches.of({lane(0): every}).settled()
+    saved = OffsetRanges.of({queue(0): every}).settled()
     for gone in (5, 7):
         draft = saved.draft()
-        draft.remove(lane(0), every[gone].start)
+        draft.remove(queue(0), every[gone].start)
         saved = draft.settled()
     assert [len(run.numbers[0]) for run in saved.runs] == [1200, 2]
-    assert again(saved) == {lane(0): (*every[:5], every[6], *every[8:])}
+    assert again(saved) == {queue(0): (*every[:5], every[6], *every[8:])}
 
 
 def test_a_run_that_was_joined_is_held_no_longer() -> None:
-    first = Stretches.of({lane(0): (archived(1),), lane(1): (archived(1),)}).settled()
+    first = OffsetRanges.of({queue(0): (archived(1),), queue(1): (archived(1),)}).settled()
     draft = first.draft()
-    draft.put(lane(1), archived(2))
+    draft.put(queue(1), archived(2))
     second = draft.settled()
     gone = weakref.ref(first.runs[0])
     assert first.runs[0] not in second.runs
@@ -192,9 +194,9 @@ def test_a_run_that_was_joined_is_held_no_longer() -> None:
 
 
 def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each stretch is written a logarithm of times, and few shards say all of it."""
+    """Each offset range is written a logarithm of times, and few shards say all of it."""
     monkeypatch.setattr("tiered.archive.archived.SMALL_BYTES", 1 << 12)
-    store, lanes, entries, each = MemoryStore(), 40, 400, 12
+    store, queues, entries, each = MemoryStore(), 40, 400, 12
     log = JournalReader(store, LOG, MACHINE)
     written: dict[str, int] = {}
     sizes: list[int] = []
@@ -206,31 +208,31 @@ def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.Mon
     known = MACHINE.initial()
     for number in range(1, entries + 1):
         actions = [
-            archive_action([(lane(at), 0, as_long_as_real(at, number))])
-            for at in (random.Random(number).sample(range(lanes), each))
+            archive_action([(queue(at), 0, as_long_as_real(at, number))])
+            for at in (random.Random(number).sample(range(queues), each))
         ]
         known = MACHINE.apply(log.state, Entry(number, 0, "0badcafe", 5, actions))
         log.place(known, number)
         if not number % 4:
             log.store_checkpoint(put)
-            each_bytes = [len(run.data) for run in log.state.lanes.runs]
+            each_bytes = [len(run.data) for run in log.state.queues.runs]
             sizes.append(len(each_bytes))
             assert all(one > 2 * two for one, two in pairwise(each_bytes))
     assert log.state.refused == 0
     wrote = sum(size for key, size in written.items() if key.startswith(f"{LOG}{SHARD}"))
-    held = sum(len(run.data) for run in log.state.lanes.runs)
-    stretches = entries * each
-    assert held < 120 * stretches
+    held = sum(len(run.data) for run in log.state.queues.runs)
+    offset_ranges = entries * each
+    assert held < 120 * offset_ranges
     assert wrote < 10 * held
     assert max(sizes) <= 6
     documents = [size for key, size in written.items() if "checkpoint" in key]
-    assert max(documents) < 1000, "no checkpoint has a stretch itself"
+    assert max(documents) < 1000, "no checkpoint has an offset range itself"
 
 
 def test_anybody_reads_a_run_as_parquet() -> None:
     one, two = archived(1), replace(archived(2), bad=3)
-    run = SavedRun.of([table_of([(lane(0), one), (lane(0), two), (lane(1), GONE)])])
-    assert run.lanes == {lane(0): (0, 2), lane(1): (2, 3)}
+    run = SavedRun.of([table_of([(queue(0), one), (queue(0), two), (queue(1), GONE)])])
+    assert run.queues == {queue(0): (0, 2), queue(1): (2, 3)}
     assert run.numbers.tolist() == [
         [100, 200, 0],
         [200, 300, 0],
@@ -239,7 +241,7 @@ def test_anybody_reads_a_run_as_parquet() -> None:
         [0, 3, 0],
         [0, 0, 0],
     ]
-    assert again(Stretches([run])) == {lane(0): (one, two)}
+    assert again(OffsetRanges([run])) == {queue(0): (one, two)}
     told = pa.parquet.read_table(pa.BufferReader(run.data)).to_pylist()
     assert [(row["topic"], row["queue_id"], row["start"]) for row in told] == [
         (b"t", 0, 100),
@@ -255,7 +257,7 @@ GONE = Archived(0, 0, 0, 0, 0, (), None, ())
 
 def run_of(*rows: tuple[int, int, int]) -> bytes:
     """Of queues and offsets."""
-    made = [(lane(at), replace(archived(0), start=low, end=high)) for at, low, high in rows]
+    made = [(queue(at), replace(archived(0), start=low, end=high)) for at, low, high in rows]
     with mock.patch.object(SavedRun, "__init__", lambda self, data: setattr(self, "data", data)):
         return SavedRun.of([table_of(made)]).data
 
@@ -266,7 +268,7 @@ def parquet(table: pa.Table, **options: object) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-SOUND = table_of([(lane(0), archived(number)) for number in range(3)])
+SOUND = table_of([(queue(0), archived(number)) for number in range(3)])
 WHOLE = run_of((0, 0, 5))
 HARMS: Mapping[str, bytes] = {
     "no run": b"PAR1",
@@ -277,7 +279,7 @@ HARMS: Mapping[str, bytes] = {
     "twice": run_of((0, 10, 20), (0, 10, 10)),
     "ends before it begins": run_of((0, 10, 5)),
     "before the first": run_of((0, -1, 5)),
-    "a lane twice": run_of((0, 0, 5), (1, 0, 5), (0, 5, 6)),
+    "a queue twice": run_of((0, 0, 5), (1, 0, 5), (0, 5, 6)),
     "nothing": parquet(SOUND.slice(0, 0)),
     "a column less": parquet(SOUND.drop_columns(["unfit"])),
     "another column": parquet(SOUND.append_column("more", [[1, 2, 3]])),
@@ -291,14 +293,14 @@ HARMS: Mapping[str, bytes] = {
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_is_no_run_is_refused(harm: str) -> None:
-    assert SavedRun(WHOLE).lanes == {lane(0): (0, 1)}
+    assert SavedRun(WHOLE).queues == {queue(0): (0, 1)}
     with pytest.raises((ValueError, TypeError, LookupError)):
         SavedRun(HARMS[harm])
 
 
 def test_runs_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="overlap"):
-        Stretches([SavedRun(run_of((0, 0, 10))), SavedRun(run_of((0, 5, 15)))])
+        OffsetRanges([SavedRun(run_of((0, 0, 10))), SavedRun(run_of((0, 5, 15)))])
 
 
 # -- checkpoints of shards -------------------------------------------------------------------------
@@ -307,10 +309,10 @@ def test_runs_that_contradict_each_other_are_refused() -> None:
 def a_log(
     store: MemoryStore, entries: int, checkpoints: Sequence[int]
 ) -> JournalReader[ArchiveState]:
-    """With an entry for each stretch of a queue, up to some number, and checkpoints behind some."""
+    """With an entry for each offset range of a queue, up to some number, and checkpoints behind some."""
     log = replayed(store)
     for number in range(log.number + 1, entries + 1):
-        actions = [archive_action([(lane(0), 0, as_long_as_real(0, number))])]
+        actions = [archive_action([(queue(0), 0, as_long_as_real(0, number))])]
         entry = Entry(number, 0, "0badcafe", 5, actions, log.last)
         data = encode_entry(entry)
         store.put_if_absent(entry_key(LOG, number), data)
@@ -453,7 +455,7 @@ def test_a_run_leaves_few_entries_and_who_plans_next_reads_none(
     made = TierBuilder()
     for number in range(41):
         made.add([b"%d" % number], roll=True)
-    at = workshop(made.store)
+    at = job_context(made.store)
     ran = archive(at)
     assert (ran.segments, check(at).rows) == (40, 40)
     assert isinstance(at.bare, MemoryStore)
@@ -465,22 +467,24 @@ def test_a_run_leaves_few_entries_and_who_plans_next_reads_none(
     assert archive(at).entries == 0
 
 
-def test_a_frame_of_many_files_unpacks_each_row_group_once_and_makes_no_stretches() -> None:
-    """Of a million files it made each stretch four times, checked one by one: 23 CPU s."""
+def test_a_frame_of_many_files_unpacks_each_row_group_once_and_makes_no_offset_ranges() -> None:
+    """Of a million files it made each offset range four times, checked one by one: 23 CPU s."""
     known = loaded(state(10, range(5000)))
     with (
-        mock.patch.object(_Group, "stretches", side_effect=AssertionError),
+        mock.patch.object(_Group, "offset_ranges", side_effect=AssertionError),
         mock.patch.object(archived_table, "_Group", side_effect=_Group) as unpacked,
     ):
         found = plan_files(known, Selection())
         assert len(found.files) == len(found.keys()) == 5000
         assert topic_schema(known, "t") == schema()
     assert unpacked.call_count == -(-10 * 5000 // GROUP_ROWS)
-    assert sum(len(file.pieces) for file in found.files) == 50_000
+    assert sum(len(file.row_ranges) for file in found.files) == 50_000
 
 
-def test_stretches_are_unpacked_a_row_group_at_a_time() -> None:
+def test_offset_ranges_are_unpacked_a_row_group_at_a_time() -> None:
     known = loaded(state(3, range(1000)))
     with mock.patch.object(archived_table, "_Group", side_effect=_Group) as unpacked:
-        assert [known.lanes[one] for one in known.lanes] == [tuple(map(archived, range(1000)))] * 3
+        assert [known.queues[one] for one in known.queues] == [
+            tuple(map(archived, range(1000)))
+        ] * 3
     assert unpacked.call_count == 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from support.archive_jobs import archive, check, index, keys, workshop
+from support.archive_jobs import archive, check, index, job_context, keys
 from support.archive_merges import built, merged, named, seen
 from support.newest_rows import History
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from support.tiers import TierBuilder
 
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
 NOW_MS = 1_700_000_000_000
 
@@ -60,12 +60,12 @@ class Sleepy(WrappingStore):
         return super().put_if_absent(key, data, *more)
 
 
-def timed(tier: TierBuilder) -> Workshop:
+def timed(tier: TierBuilder) -> JobContext:
     """With a store that says when an object was written."""
-    return workshop(tier.store, MemoryStore("archive", now_ms=lambda: NOW_MS))
+    return job_context(tier.store, MemoryStore("archive", now_ms=lambda: NOW_MS))
 
 
-def cleaned(at: Workshop, grace_ms: int = 0) -> Mapping[str, Any]:
+def cleaned(at: JobContext, grace_ms: int = 0) -> Mapping[str, Any]:
     """Plan and result together."""
     log = log_writer(at)
     plan = plan_clean(at, log.state, grace_ms=grace_ms, limit=1000)
@@ -116,7 +116,7 @@ def test_what_others_put_there_is_named_and_stays() -> None:
 
 
 def test_of_a_store_that_does_not_tell_times_all_is_young() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     kill(task, "archive-written", lambda: archive(at))
     at.clock.advance(10**9)  # type: ignore[attr-defined]
     plan = cleaned(at)
@@ -138,7 +138,9 @@ def test_an_index_of_nothing_and_old_probes_go() -> None:
 
 
 @pytest.mark.parametrize("doing", [archive, merged])
-def test_who_sleeps_between_file_and_entry_makes_it_again(doing: Callable[[Workshop], Any]) -> None:
+def test_who_sleeps_between_file_and_entry_makes_it_again(
+    doing: Callable[[JobContext], Any],
+) -> None:
     """``--clean`` takes the file meanwhile: an entry that named it would be of a file that is gone."""
     tier = built()
     at = timed(tier)
@@ -204,7 +206,7 @@ def test_a_job_that_sleeps_while_the_log_is_trimmed_goes_on(
     monkeypatch.setattr(append, "CHECKPOINT_ENTRIES", 2)
     monkeypatch.setattr(append, "_CHECKPOINT_REST", 0)
     tier = built()
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(replace(at, takes=lambda topic: topic == "other"))
 
     def meanwhile() -> None:

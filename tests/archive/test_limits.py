@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import captures
-from support.archive_jobs import Damaged, all_outcomes, archive, as_engine, check, rows, workshop
+from support.archive_jobs import Damaged, all_outcomes, archive, as_engine, check, job_context, rows
 from support.archive_rows import files
 from support.archive_states import COUNT, tier
 from support.bundles import made_part
@@ -20,7 +20,7 @@ from support.tiers import QUEUE, TierBuilder
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.api.broker_place import Place, choose_place
-from tiered.archive.job import Watch, log_writer, plan_job, run_job, spark_ahead
+from tiered.archive.job import JobProgress, log_writer, plan_job, run_job, spark_ahead
 from tiered.archive.machine import ArchiveState
 from tiered.archive.plan import NO_LIMITS, Limits, Plan, Work, limited, plan_archive, plan_works
 from tiered.archive.task import do_work
@@ -30,7 +30,7 @@ from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease
 from tiered.log.parts import Parts, TierState
 from tiered.spark import driver as spark
-from tiered.upkeep.engine import Workbench, local_engine
+from tiered.upkeep.engine import WorkContext, local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def plan(queues: int = 2, segments: int = 4) -> Plan:
 
 
 def spans(found: Plan) -> list[tuple[int, int]]:
-    return [(task.lane.queue_id, task.start // 100) for task in found.tasks]
+    return [(task.queue.queue_id, task.start // 100) for task in found.tasks]
 
 
 def test_a_segment_that_touches_the_wanted_time_is_taken_whole() -> None:
@@ -73,7 +73,7 @@ def test_a_run_takes_the_oldest_first_and_one_segment_at_least() -> None:
 def test_small_segments_of_a_topic_are_packed_and_large_ones_are_not() -> None:
     tasks = list(plan(3, 2).tasks)
     tasks[1] = replace(tasks[1], parts=Parts.of([made_part(0, 0, COUNT, 5000)]))
-    other = replace(tasks[0], lane=replace(tasks[0].lane, topic="other"))
+    other = replace(tasks[0], queue=replace(tasks[0].queue, topic="other"))
     found = plan_works([*tasks, other], 4000)
     assert found == [Work((tasks[0], *tasks[2:])), Work((tasks[1],)), Work((other,))]
     assert plan_works(tasks, 0) == [Work((task,)) for task in tasks]
@@ -83,7 +83,7 @@ def test_nothing_is_begun_when_the_time_is_over() -> None:
     made = TierBuilder()
     for body in (b"a", b"b", b"c", b"open"):
         made.add([body], roll=True)
-    at = workshop(made.store)
+    at = job_context(made.store)
     assert isinstance(at.clock, ManualClock)
 
     def slow(do: Any, works: Any) -> Any:
@@ -101,7 +101,7 @@ def test_each_entry_says_how_far_its_run_is() -> None:
     made = TierBuilder()
     for body in (b"a", b"b", b"open"):
         made.add([body], roll=True)
-    at = workshop(made.store)
+    at = job_context(made.store)
     first = archive(at)
     (record,) = log_writer(at).state.jobs
     assert record == first.record(record.began_ms + record.elapsed_ms)
@@ -117,14 +117,14 @@ def test_a_watch_counts_and_knows_how_long_the_rest_takes() -> None:
     made = TierBuilder()
     for body in (b"a", b"b", b"open"):
         made.add([body], roll=True)
-    at = workshop(made.store)
+    at = job_context(made.store)
     clock = ManualClock()
     clock.advance(5)
-    watch = Watch(clock)
+    watch = JobProgress(clock)
     assert watch.seconds_left is None
     tasks = archive_tasks(at)
     watch.segments_all, watch.bytes_all = 2, sum(task.size_bytes for task in tasks)
-    with watch.over(local_engine(at.bench, 1))(do_work, plan_works(tasks, 0)) as watched:
+    with watch.over(local_engine(at.context, 1))(do_work, plan_works(tasks, 0)) as watched:
         for number, (_, outcome) in enumerate(watched, 1):
             assert not isinstance(outcome, Exception)
             assert len(outcome) == 1
@@ -144,13 +144,13 @@ def test_packed_segments_are_read_as_if_they_were_not() -> None:
     made = TierBuilder()
     for body in (b"a", b"b", b"open"):
         made.add([body, body], roll=True)
-    plain, packed = workshop(made.store), workshop(made.store)
+    plain, packed = job_context(made.store), job_context(made.store)
     assert archive(plain).files == 2
-    result = run_job(packed, local_engine(packed.bench, 1), small_bytes=1 << 20)
+    result = run_job(packed, local_engine(packed.context, 1), small_bytes=1 << 20)
     assert (result.files, result.segments, result.rows, result.holes) == (1, 2, 4, 0)
     assert rows(packed) == rows(plain)
     assert check(packed).rows == 4
-    assert run_job(packed, local_engine(packed.bench, 1), small_bytes=1 << 20).entries == 0
+    assert run_job(packed, local_engine(packed.context, 1), small_bytes=1 << 20).entries == 0
 
 
 def three_sealed() -> TierBuilder:
@@ -162,44 +162,44 @@ def three_sealed() -> TierBuilder:
 
 def test_damage_of_one_segment_leaves_the_others_of_its_pack() -> None:
     made = three_sealed()
-    at = workshop(made.store)
+    at = job_context(made.store)
     part = made.journal.state.queues[QUEUE][0].segments[1].parts[0]
     harmed = replace(at, tier=Damaged(made.store, part.log.key))
-    result = run_job(harmed, local_engine(harmed.bench, 1), small_bytes=1 << 20)
+    result = run_job(harmed, local_engine(harmed.context, 1), small_bytes=1 << 20)
     assert (result.segments, result.rows) == (2, 2)
     ((task, error),) = result.failed
     assert (task.start, type(error)) == (1, DataError)
-    rest = run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    rest = run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     assert (rest.segments, check(at).rows) == (1, 3)
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20])
 def test_an_object_that_the_tier_lost_is_named_and_holds_up_no_others(small_bytes: int) -> None:
     made = three_sealed()
-    at = workshop(made.store)
+    at = job_context(made.store)
     part = made.journal.state.queues[QUEUE][0].segments[1].parts[0]
     key = at.place.prefix + part.log.key
     lost = made.store.get(key)
     made.store.delete(key)
-    result = run_job(at, local_engine(at.bench, 1), small_bytes=small_bytes)
+    result = run_job(at, local_engine(at.context, 1), small_bytes=small_bytes)
     assert (result.segments, result.rows, result.not_begun) == (2, 2, 0)
     ((task, error),) = result.failed
     assert (task.start, type(error)) == (1, DataError)
     assert part.log.key in str(error)
     made.store.put_if_absent(key, lost)
-    rest = run_job(at, local_engine(at.bench, 1), small_bytes=small_bytes)
+    rest = run_job(at, local_engine(at.context, 1), small_bytes=small_bytes)
     assert (rest.failed, rest.segments, check(at).rows) == ([], 1, 3)
 
 
 def test_another_job_takes_a_part_of_a_pack_between_work_and_commit() -> None:
-    at = workshop(three_sealed().store)
+    at = job_context(three_sealed().store)
     rival = replace(at, rng=type(at.rng)(5))
     seen: list[int] = []
 
     def engine(do: Any, works: Any) -> Any:
         done = all_outcomes(at, do, works)
         if not seen:
-            ran = run_job(rival, local_engine(rival.bench, 1), limits=Limits(bytes_max=1))
+            ran = run_job(rival, local_engine(rival.context, 1), limits=Limits(bytes_max=1))
             assert ran.segments == 1
         seen.append(len(done))
         return done
@@ -216,12 +216,12 @@ def test_a_pack_is_work_for_spark_as_well(
 ) -> None:
     tier, options = sealed("s04-batch-compress"), S3Options()
     with contextlib.closing(open_store(tier.url, options)) as store:
-        at = replace(workshop(store), place=choose_place(store, None, None))
+        at = replace(job_context(store), place=choose_place(store, None, None))
         pack = next(work for work in plan_works(archive_tasks(at)) if len(work.tasks) > 1)
         sent = pickle.loads(pickle.dumps(pack))
         assert sent == pack
         with contextlib.closing(open_store(archive_url, options)) as target:
-            bench = Workbench(store, at.place.prefix, target)
+            bench = WorkContext(store, at.place.prefix, target)
             outcome = spark.heard(spark.said(do_work, bench, sent))
     assert isinstance(outcome, tuple)
     assert [(one.start, one.end) for one in outcome] == [(t.start, t.end) for t in pack.tasks]
@@ -239,25 +239,25 @@ def test_spark_tells_how_far_it_is_or_nothing() -> None:
     context = SimpleNamespace(statusTracker=lambda: tracker)
     assert spark_ahead(SimpleNamespace(sparkContext=context))() == 6
     assert spark_ahead(None)() == 0
-    watch = Watch(ManualClock(), 10, 1000, 5, 500, 7, lambda: 6)
+    watch = JobProgress(ManualClock(), 10, 1000, 5, 500, 7, lambda: 6)
     said = progressed(watch)
     assert said.text == "5 of 10 segments (and 6 tasks under way), 7 messages, 500 B of 1000 B"
     assert (said.done, said.total) == (500, 1000)
-    assert progressed(Watch(ManualClock())).text == "reading the logs"
+    assert progressed(JobProgress(ManualClock())).text == "reading the logs"
 
 
 def test_another_tier_of_the_same_name_is_not_taken_for_this_one() -> None:
     made = TierBuilder()
     made.add([b"a", b"b"], roll=True)
     made.add([b"open"], roll=True)
-    at = workshop(made.store)
+    at = job_context(made.store)
     archive(at)
     same = plan_job(at, log_writer(at).state)
     assert (same.strange, same.archived_segments) == ((), 1)
     late = TierState(queues={QUEUE: (shifted(made.journal.state.queues[QUEUE][0], 5),)})
     place = Place("c", "b")
     found = plan_archive(late, place, log_writer(at).state, takes=lambda _: True)
-    assert [(lane.queue, start) for lane, start in found.strange] == [(QUEUE, 0)]
+    assert [(queue.message_queue, start) for queue, start in found.strange] == [(QUEUE, 0)]
 
 
 def shifted(incarnation: Any, by_ms: int) -> Any:

@@ -13,16 +13,16 @@ from support.archives_made import loaded
 from support.large_log import as_long_as_real
 
 from tiered.archive import archived
-from tiered.archive.archived import SavedRun, Stretches
+from tiered.archive.archived import OffsetRanges, SavedRun
 from tiered.archive.machine import ArchiveState
-from tiered.archive.model import Archived, ArchiveLane, ParquetFile, SideFile
+from tiered.archive.model import Archived, ArchiveQueue, ParquetFile, SideFile
 from tiered.archive.selection import Selection
-from tiered.archive.tables import Chosen, TablePiece, choose_files, refuses_file
+from tiered.archive.tables import Chosen, TableRows, choose_files, refuses_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LANE = ArchiveLane("c", "b", "t", 0, 0)
+QUEUE = ArchiveQueue("c", "b", "t", 0, 0)
 STEP = 100
 
 counts = st.integers(0, 2**62 - 1)
@@ -31,7 +31,7 @@ members = st.lists(st.tuples(texts, counts), max_size=2).map(tuple)
 files = st.builds(
     ParquetFile, texts, counts, counts, counts, counts, counts, counts, counts, counts, counts
 )
-stretches = st.builds(
+offset_ranges = st.builds(
     Archived,
     start=st.just(0),
     end=st.integers(1, STEP),
@@ -60,19 +60,21 @@ def apart(found: Sequence[Archived]) -> list[Archived]:
 # -- the same --------------------------------------------------------------------------------------
 
 
-@given(st.lists(stretches, min_size=1, max_size=9), st.integers(1, 4))
+@given(st.lists(offset_ranges, min_size=1, max_size=9), st.integers(1, 4))
 def test_a_run_says_what_its_rows_say(made: list[Archived], rows: int) -> None:
     """Rare fields too: side files, misfits, columns, records, members that are left out or do not fit."""
     every = apart(made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archived, "GROUP_ROWS", rows)
-        new = Stretches.of({LANE: every})
-        for found in (new, Stretches([SavedRun(run.data) for run in new.settled().runs])):
-            assert found[LANE] == tuple(every)
-            assert [found.around(LANE, one.start, one.end) for one in every] == [[o] for o in every]
+        new = OffsetRanges.of({QUEUE: every})
+        for found in (new, OffsetRanges([SavedRun(run.data) for run in new.settled().runs])):
+            assert found[QUEUE] == tuple(every)
+            assert [found.around(QUEUE, one.start, one.end) for one in every] == [
+                [o] for o in every
+            ]
             files = [tuple(file.row()) for one in every for file in one.files]
-            assert list(found.files(LANE)) == files
-            assert found.columns(LANE)[-1].tolist() == [one.has_records for one in every]
+            assert list(found.files(QUEUE)) == files
+            assert found.columns(QUEUE)[-1].tolist() == [one.has_records for one in every]
     assert [Archived.of(one.document()) for one in every] == every
 
 
@@ -91,9 +93,9 @@ def test_files_are_chosen_as_if_each_were_looked_at(
     made: list[tuple[int, str, int]], bounds: dict[str, tuple[int, int]]
 ) -> None:
     """Files that queues share, too."""
-    lanes: dict[ArchiveLane, list[Archived]] = {}
+    queues: dict[ArchiveQueue, list[Archived]] = {}
     for queue, key, ms in made:
-        mine = lanes.setdefault(replace(LANE, queue_id=queue), [])
+        mine = queues.setdefault(replace(QUEUE, queue_id=queue), [])
         start = len(mine) * STEP
         file = ParquetFile(key, start, start + STEP, STEP, 9, 9, ms, ms + 1, 5, 5)
         mine.append(Archived(start, start + STEP, 0, 0, 9, (file,), None, ()))
@@ -101,7 +103,7 @@ def test_files_are_chosen_as_if_each_were_looked_at(
     if "store_ts" in bounds:
         bounds["store_ts"] = (bounds["store_ts"][0] * 10, bounds["store_ts"][1] * 10)
     wanted = Selection(bounds=bounds)
-    known = ArchiveState(Stretches.of(lanes))
+    known = ArchiveState(OffsetRanges.of(queues))
     expected, left, foreign = by_objects(known, wanted)
     for state in (known, loaded(known)):
         found = choose_files(state, wanted)
@@ -119,15 +121,15 @@ def by_objects(
     chosen: dict[str, Chosen] = {}
     left: dict[str, str] = {}
     foreign = set()
-    for lane, one in state.lanes.each():
+    for queue, one in state.queues.each():
         for file in one.files:
-            if wanted.refuses(lane):
+            if wanted.refuses(queue):
                 foreign.add(file.key)
-            if reason := wanted.refuses(lane) or refuses_file(wanted, file):
+            if reason := wanted.refuses(queue) or refuses_file(wanted, file):
                 left.setdefault(file.key, reason)
                 continue
             each = chosen.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
-            each.pieces.append(TablePiece(lane, file.low, file.high, file.rows))
+            each.row_ranges.append(TableRows(queue, file.low, file.high, file.rows))
     return list(chosen.values()), {k: v for k, v in left.items() if k not in chosen}, foreign
 
 

@@ -15,8 +15,8 @@ from support.archive_jobs import (
     archive,
     check,
     is_shared,
+    job_context,
     with_other_messages_behind,
-    workshop,
 )
 from support.archive_merges import OTHER, SECOND, built, merged, named, seen
 from support.archive_rows import files
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 
 def test_rows_and_proofs_stay_what_they_were() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
-    before, stretches = seen(at), log_writer(at).state.lanes
+    before, offset_ranges = seen(at), log_writer(at).state.queues
     result = merged(at)
     assert (result.new_files, result.old_files, result.rows, result.entries) == (1, 6, 12, 1)
     assert seen(at) == before
@@ -62,8 +62,8 @@ def test_rows_and_proofs_stay_what_they_were() -> None:
     assert is_shared(new)
     assert alone.startswith("data/topic_dir=other/")
     assert check(at).rows == len(before)
-    for lane, found in log_writer(at).state.lanes.items():
-        for one, old in zip(found, stretches[lane], strict=True):
+    for queue, found in log_writer(at).state.queues.items():
+        for one, old in zip(found, offset_ranges[queue], strict=True):
             fields = {"key": "", "size_bytes": 0, "crc": 0}
             plain = [tuple(replace(f, **fields) for f in each.files) for each in (one, old)]
             assert plain[0] == plain[1]
@@ -77,7 +77,7 @@ def test_row_groups_are_as_large_whosever_rows_they_are() -> None:
 
     import pyarrow.parquet as pq
 
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     merged(at)
     file = pq.ParquetFile(io.BytesIO(at.archive.get(named(at)[-1])))
@@ -90,18 +90,18 @@ def test_row_groups_are_as_large_whosever_rows_they_are() -> None:
     assert marks == sorted(marks)
     assert {mark[1] for mark in marks} == {QUEUE.queue_id, SECOND.queue_id}
     said = {k.decode(): v.decode() for k, v in file.metadata.metadata.items()}
-    assert (said["tiered.rows"], len(json.loads(said["tiered.pieces"]))) == ("12", 6)
+    assert (said["tiered.rows"], len(json.loads(said["tiered.row_ranges"]))) == ("12", 6)
 
 
 def test_days_and_other_sizes_are_kept_apart() -> None:
-    at = workshop(built(first=MIDNIGHT - 4).store)
+    at = job_context(built(first=MIDNIGHT - 4).store)
     archive(at)
     days = {key.split("/")[1] for key in named(at)}
     assert len(days) == 2
     merged(at)
     assert {key.split("/")[-3] for key in named(at)} == days
     check(at)
-    fresh = workshop(at.tier)
+    fresh = job_context(at.tier)
     archive(fresh)
     assert merged(fresh, small_bytes=1).planned == 0
     assert merged(fresh, merged_bytes=1).planned == 0
@@ -109,12 +109,12 @@ def test_days_and_other_sizes_are_kept_apart() -> None:
 
 def test_merging_again_and_after_more_was_archived() -> None:
     tier = built()
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     merged(at)
     tier.add([b"later"], roll=True)
     tier.add([b"open"], roll=True)
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     before = seen(at)
     assert merged(at).new_files == 1
     assert seen(at) == before
@@ -123,7 +123,7 @@ def test_merging_again_and_after_more_was_archived() -> None:
 
 def test_the_same_is_merged_into_the_same() -> None:
     tier = built().store
-    first, second = workshop(tier), workshop(tier, seed=9)
+    first, second = job_context(tier), job_context(tier, seed=9)
     for at in (first, second):
         archive(at)
         merged(at)
@@ -134,11 +134,11 @@ def test_the_same_is_merged_into_the_same() -> None:
 
 
 def test_two_merges_at_once_count_once() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     before = seen(at)
     one, two = log_writer(at), log_writer(replace(at, rng=type(at.rng)(5)))
-    plan = plan_merge(one.state, takes=lambda _lane: True)
+    plan = plan_merge(one.state, takes=lambda _queue: True)
     assert merge(at, one, plan).new_files == 1
     late = merge(at, two, plan)
     assert (late.new_files, late.overtaken, late.entries) == (0, 1, 0)
@@ -146,7 +146,7 @@ def test_two_merges_at_once_count_once() -> None:
 
 
 def test_a_file_that_is_not_what_the_log_says_is_not_merged() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     before = named(at)
     harm(at.archive, before[-1])
@@ -165,17 +165,17 @@ def two_topics(store: ObjectStore, prefix: str = PREFIX) -> TierBuilder:
 
 
 def test_a_lost_file_holds_up_no_others() -> None:
-    at = workshop(two_topics(MemoryStore("tier")).store)
+    at = job_context(two_topics(MemoryStore("tier")).store)
     archive(at)
     lost = next(key for key in named(at) if "topic_dir=other/" not in key)
     at.archive.delete(lost)
     log = log_writer(at)
-    plan = plan_merge(log.state, takes=lambda _lane: True)
+    plan = plan_merge(log.state, takes=lambda _queue: True)
     told: list[int] = []
     result = merge_each(at, log, plan, told=lambda done: told.append(done.new_files))
     assert (result.planned, result.new_files, result.entries, told) == (2, 1, 1, [1])
     ((failed, error),) = result.failed
-    assert lost in {piece.file.key for piece in failed.pieces}
+    assert lost in {row_range.file.key for row_range in failed.row_ranges}
     assert isinstance(error, DataError)
     assert lost in str(error)
     with pytest.raises(DataError, match="is gone"):
@@ -185,11 +185,11 @@ def test_a_lost_file_holds_up_no_others() -> None:
 
 
 def test_a_file_that_another_has_merged_away_is_no_failure() -> None:
-    at = workshop(two_topics(MemoryStore("tier")).store)
+    at = job_context(two_topics(MemoryStore("tier")).store)
     archive(at)
-    late, plan = log_writer(at), plan_merge(log_writer(at).state, takes=lambda _lane: True)
+    late, plan = log_writer(at), plan_merge(log_writer(at).state, takes=lambda _queue: True)
     merged(at)
-    for key in {piece.file.key for one in plan for piece in one.pieces}:
+    for key in {row_range.file.key for one in plan for row_range in one.row_ranges}:
         at.archive.delete(key)
     result = merge_each(at, late, plan)
     assert (result.overtaken, result.failed, result.entries) == (2, [], 0)
@@ -220,32 +220,32 @@ def harm(store: Any, key: str) -> None:
 
 
 def test_replay_refuses_merges_that_would_lose_or_double_rows() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     log = log_writer(at)
-    (plan,) = plan_merge(log.state, takes=lambda _lane: True)
+    (plan,) = plan_merge(log.state, takes=lambda _queue: True)
     from tiered.archive.model import NewFile
 
-    whole = NewFile(plan.key, 1, 2, plan.pieces)
-    moved = replace(plan.pieces[0], file=replace(plan.pieces[0].file, key="elsewhere"))
-    unknown = replace(plan.pieces[0], file=replace(plan.pieces[0].file, low=4711))
+    whole = NewFile(plan.key, 1, 2, plan.row_ranges)
+    moved = replace(plan.row_ranges[0], file=replace(plan.row_ranges[0].file, key="elsewhere"))
+    unknown = replace(plan.row_ranges[0], file=replace(plan.row_ranges[0].file, low=4711))
     wrong = [
-        replace(whole, pieces=(moved, *plan.pieces[1:])),
-        replace(whole, pieces=(unknown, *plan.pieces[1:])),
-        replace(whole, key=plan.pieces[0].file.key),
+        replace(whole, row_ranges=(moved, *plan.row_ranges[1:])),
+        replace(whole, row_ranges=(unknown, *plan.row_ranges[1:])),
+        replace(whole, key=plan.row_ranges[0].file.key),
     ]
     actions = [merge_action([one]) for one in wrong]
     (row,) = merge_action([whole])["files"]
     actions.append({**merge_action([whole]), "files": [{**row, "rows": row["rows"] + 1}]})
-    before = log.state.lanes
+    before = log.state.queues
     for action in actions:
         log.append([action])
-    assert (log.state.refused, log.state.lanes) == (len(actions), before)
+    assert (log.state.refused, log.state.queues) == (len(actions), before)
     log.append([merge_action([whole])])
     assert log.state.refused == len(actions)
-    half = replace(whole, key="half", pieces=plan.pieces[:3])
-    moved_half = [replace(p, file=replace(p.file, key=plan.key)) for p in half.pieces]
-    log.append([merge_action([replace(half, pieces=tuple(moved_half))])])
+    half = replace(whole, key="half", row_ranges=plan.row_ranges[:3])
+    moved_half = [replace(p, file=replace(p.file, key=plan.key)) for p in half.row_ranges]
+    log.append([merge_action([replace(half, row_ranges=tuple(moved_half))])])
     assert log.state.refused == len(actions) + 1, "the other half would lie in no file"
 
 
@@ -256,8 +256,8 @@ def test_what_the_broker_truncates_is_divided_from_what_it_shares_a_file_with() 
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
-    at = workshop(tier.store)
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    at = job_context(tier.store)
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     assert len(named(at)) == 1
     with_other_messages_behind(tier, b"new c", b"open")
     archive(at)
@@ -270,17 +270,17 @@ def test_what_the_broker_truncates_is_divided_from_what_it_shares_a_file_with() 
 
 
 def test_a_bare_forget_of_a_shared_file_is_refused() -> None:
-    at = workshop(built().store)
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    at = job_context(built().store)
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     log = log_writer(at)
-    lane = min(lane for lane in log.state.lanes if lane.topic == QUEUE.topic)
-    before = log.state.lanes
-    log.append([forget_action(lane, [0], Truncation(9, 0, 9))])
-    assert (log.state.refused, log.state.lanes, log.state.tails) == (1, before, {})
+    queue = min(queue for queue in log.state.queues if queue.topic == QUEUE.topic)
+    before = log.state.queues
+    log.append([forget_action(queue, [0], Truncation(9, 0, 9))])
+    assert (log.state.refused, log.state.queues, log.state.tails) == (1, before, {})
 
 
 def test_replaced_files_are_deleted_last_and_after_a_grace() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     before = seen(at)
     assert merged(at).old_files == 6
@@ -307,7 +307,7 @@ def test_replaced_files_are_deleted_last_and_after_a_grace() -> None:
 
 
 def test_a_replaced_file_of_another_size_stops_the_run() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     merged(at)
     log = log_writer(at)
@@ -399,7 +399,7 @@ def files_named(url: str) -> set[str]:
 
 
 GOLDEN = (
-    b'{"actions":[{"do":"merge","files":[{"crc":7,"key":"merged/k","pieces":'
+    b'{"actions":[{"do":"merge","files":[{"crc":7,"key":"merged/k","row_ranges":'
     b'[[["c","b","t",0,0],[[0,"k-0"],[100,"k-1"]]]],"rows":200,"size_bytes":9}],"format":1},'
     b'{"do":"clean","format":1,"keys":["k-0"]}],"epoch":0,"format":1,"number":2,"previous":0,'
     b'"time_ms":5,"writer":"0badcafe"}\n'
@@ -408,19 +408,19 @@ GOLDEN = (
 
 def test_golden_bytes_of_the_new_actions() -> None:
     from support.archive_states import state
-    from support.archives_made import pieces_of
+    from support.archives_made import row_ranges_of
 
     from tiered.archive.machine import clean_action
     from tiered.archive.model import NewFile, Replaced
 
     known = state(1, range(2))
-    new = NewFile("merged/k", 9, 7, tuple(pieces_of(known.lanes)))
+    new = NewFile("merged/k", 9, 7, tuple(row_ranges_of(known.queues)))
     entry = Entry(2, 0, "0badcafe", 5, [merge_action([new]), clean_action(["k-0"])])
     data = encode_entry(entry)
     assert data[: data.index(b"\n") + 1] == GOLDEN
     found = ArchiveMachine().apply(known, decode_entry(data, where="x"))
-    (stretches,) = found.lanes.values()
-    assert {file.key for one in stretches for file in one.files} == {"merged/k"}
+    (offset_ranges,) = found.queues.values()
+    assert {file.key for one in offset_ranges for file in one.files} == {"merged/k"}
     assert found.replaced == (Replaced("k-1", 9, 5),)
     assert loaded(found) == found
 
@@ -434,10 +434,10 @@ def test_what_is_not_known_stops_a_program(action: dict[str, Any]) -> None:
 
 
 PACK = (
-    b'{"actions":[{"do":"archive","format":1,"stretches":[{"bad":0,"end":100,"files":[["k-0",0,100,100,9,9,0,'
-    b'9,5,5]],"holes":0,"lane":["c","b","t",0,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log'
+    b'{"actions":[{"do":"archive","format":1,"offset_ranges":[{"bad":0,"end":100,"files":[["k-0",0,100,100,9,9,0,'
+    b'9,5,5]],"holes":0,"queue":["c","b","t",0,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log'
     b'-0","etag"]],"start":0,"tails":0},{"bad":0,"end":200,"files":[["k-1",100,200,100,9,9,10,19,5,5]],"ho'
-    b'les":0,"lane":["c","b","t",1,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log-1","etag"]'
+    b'les":0,"queue":["c","b","t",1,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log-1","etag"]'
     b'],"start":100,"tails":0}]},{"bad":0,"began_ms":3,"do":"job","elapsed_ms":4,"engine":"local","failed"'
     b':0,"files":0,"format":1,"holes":0,"overtaken":0,"planned":0,"planned_bytes":0,"program":"0.1","rows"'
     b':0,"run":"0badcafe","segments":0,"size_bytes":0,"source_bytes":0}],"epoch":0,"format":1,"number'
@@ -449,21 +449,21 @@ def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
     from support.archive_states import archived
 
     from tiered.archive.machine import JobRecord, archive_action, job_action
-    from tiered.archive.model import ArchiveLane
+    from tiered.archive.model import ArchiveQueue
 
-    lanes = [ArchiveLane("c", "b", "t", queue, 0) for queue in (0, 1)]
+    queues = [ArchiveQueue("c", "b", "t", queue, 0) for queue in (0, 1)]
     record = JobRecord("0badcafe", "0.1", "local", 3, 4)
-    pack = archive_action([(lanes[0], 0, archived(0)), (lanes[1], 0, archived(1))])
+    pack = archive_action([(queues[0], 0, archived(0)), (queues[1], 0, archived(1))])
     entry = Entry(1, 0, "0badcafe", 5, [pack, job_action(record)])
     data = encode_entry(entry)
     assert data[: data.index(b"\n") + 1] == PACK
     machine = ArchiveMachine()
     found = machine.apply(machine.initial(), decode_entry(data, where="x"))
-    assert found.lanes == {lanes[0]: (archived(0),), lanes[1]: (archived(1),)}
+    assert found.queues == {queues[0]: (archived(0),), queues[1]: (archived(1),)}
     assert found.jobs == (record,)
-    late = archive_action([(lanes[0], 0, archived(5)), (lanes[1], 1, archived(6))])
+    late = archive_action([(queues[0], 0, archived(5)), (queues[1], 1, archived(6))])
     after = machine.apply(found, Entry(2, 0, "0badcafe", 6, [late]))
-    assert (after.lanes, after.refused) == (found.lanes, 1)
+    assert (after.queues, after.refused) == (found.queues, 1)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
 def test_whatever_is_done_in_whatever_order(seed: int) -> None:
     chance = random.Random(seed)
     tier, wanted = TierBuilder(), dict[tuple[int, int], bytes]()
-    at = workshop(tier.store, seed=seed)
+    at = job_context(tier.store, seed=seed)
     ends = dict.fromkeys(range(4), 0)
     rival = replace(at, rng=random.Random(seed + 100))
     for step in range(25):
@@ -496,7 +496,7 @@ def test_whatever_is_done_in_whatever_order(seed: int) -> None:
         else:
             limits = Limits(bytes_max=300) if doing == "limited" else NO_LIMITS
             small = chance.choice([0, 1 << 20])
-            run_job(who, local_engine(who.bench, 1), small_bytes=small, limits=limits)
+            run_job(who, local_engine(who.context, 1), small_bytes=small, limits=limits)
         found = {(row["queue_id"], row["queue_offset"]): row["body"] for row in seen(at)}
         assert len(found) == len(seen(at)), "a row twice"
         assert found.items() <= wanted.items()

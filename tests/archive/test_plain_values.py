@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 import pytest
-from support.archive_jobs import archive, small, workshop
+from support.archive_jobs import archive, job_context, small
 from support.command_line import here
 from support.tiers import TierBuilder
 
@@ -130,7 +130,7 @@ def _archived(folder: Path) -> str:
     tier = TierBuilder()
     for body in (b"sealed", b"open"):
         tier.add([body], roll=True)
-    archive(workshop(tier.store, LocalFolderStore(folder / "archive")))
+    archive(job_context(tier.store, LocalFolderStore(folder / "archive")))
     return f"file://{folder}/archive"
 
 

@@ -11,11 +11,11 @@ from support.archive_states import COUNT, archived, plan, segment, state, tier
 from support.archives_made import loaded
 from support.work import calls
 
-from tiered.archive.archived import Stretches
+from tiered.archive.archived import OffsetRanges
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
 from tiered.archive.model import (
-    ArchiveLane,
+    ArchiveQueue,
     SideFile,
     Truncation,
     date_text,
@@ -57,24 +57,26 @@ def test_a_segment_that_was_joined_afterwards_is_archived_as_far_as_it_is_not() 
 
 
 def test_other_brokers_incarnations_and_queues_do_not_count() -> None:
-    lanes = state(1, range(1)).lanes
-    ((lane, stretches),) = lanes.items()
-    others = [replace(lane, broker="x"), replace(lane, incarnation=1), replace(lane, queue_id=1)]
-    known = ArchiveState(Stretches.of(dict.fromkeys(others, stretches)))
+    queues = state(1, range(1)).queues
+    ((queue, offset_ranges),) = queues.items()
+    others = [replace(queue, broker="x"), replace(queue, incarnation=1), replace(queue, queue_id=1)]
+    known = ArchiveState(OffsetRanges.of(dict.fromkeys(others, offset_ranges)))
     assert len(plan(tier(1, 1), known).tasks) == 1
 
 
 def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> None:
-    lane, machine = ArchiveLane("c", "b", "t", 0, 0), ArchiveMachine()
+    queue, machine = ArchiveQueue("c", "b", "t", 0, 0), ArchiveMachine()
     side = SideFile("_bad/k", 2, 3, 4)
     second = replace(archived(1), holes=1, bad=1, files=(replace(archived(1).files[0], rows=98),))
     second = replace(second, side=side)
-    actions = [archive_action([(lane, 0, archived(2))]), archive_action([(lane, 0, second)])]
+    actions = [archive_action([(queue, 0, archived(2))]), archive_action([(queue, 0, second)])]
     end = Truncation(9, 200, 300)
-    actions += [forget_action(lane, [200], end), archive_action([(lane, 1, archived(2))])]
+    actions += [forget_action(queue, [200], end), archive_action([(queue, 1, archived(2))])]
     entry = Entry(1, 0, "0badcafe", 5, json.loads(json.dumps(actions)))
     found = machine.apply(machine.initial(), entry)
-    assert found == ArchiveState(Stretches.of({lane: (second, archived(2))}), {lane: (end,)}, 0, 5)
+    assert found == ArchiveState(
+        OffsetRanges.of({queue: (second, archived(2))}), {queue: (end,)}, 0, 5
+    )
     assert loaded(found) == found
 
 

@@ -18,8 +18,8 @@ from support.archive_jobs import (
     archive,
     check,
     is_shared,
+    job_context,
     with_other_messages_behind,
-    workshop,
 )
 from support.bodies import KINDS, ORDER, wishes
 from support.command_line import here
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from support.archive_fixtures import Sealed
     from support.servers import S3Server
 
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -58,14 +58,14 @@ def catalog(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Workshop]:
+def at(tmp_path: Path) -> Iterator[JobContext]:
     """A tier in memory and an archive in a folder."""
     with closing(open_store(f"file://{tmp_path}/parquet", S3Options())) as store:
         tier = TierBuilder()
         for body in (b"a", b"b"):
             tier.add([body, body], roll=True)
         tier.add([b"open"], roll=True)
-        made = workshop(tier.store, store)
+        made = job_context(tier.store, store)
         archive(made)
         yield made
 
@@ -80,7 +80,7 @@ def bodies(catalog: str) -> list[bytes]:
     return [row["body"] for row in rows(catalog, QUEUE.topic, *names)]
 
 
-def test_rows_once_and_again_is_nothing(at: Workshop, catalog: str) -> None:
+def test_rows_once_and_again_is_nothing(at: JobContext, catalog: str) -> None:
     (first,) = published(at, catalog)
     assert (first.added, first.removed) == (2, 0)
     assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
@@ -93,10 +93,10 @@ def test_rows_once_and_again_is_nothing(at: Workshop, catalog: str) -> None:
     assert table.current_snapshot().summary.operation.value == "append"
 
 
-def test_old_snapshots_go_before_what_they_name(at: Workshop, catalog: str) -> None:
+def test_old_snapshots_go_before_what_they_name(at: JobContext, catalog: str) -> None:
     published(at, catalog)
     log = log_writer(at)
-    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
     published(at, catalog)
     place = Destination(catalog, "lake")
     (old, present) = table_of(catalog, QUEUE.topic).snapshots()
@@ -110,7 +110,7 @@ def test_old_snapshots_go_before_what_they_name(at: Workshop, catalog: str) -> N
     assert dict(expire_snapshots(at.archive, place, S3Options(), late)) == {}
 
 
-def test_names_are_mapped_to_the_ids_in_files(at: Workshop, catalog: str) -> None:
+def test_names_are_mapped_to_the_ids_in_files(at: JobContext, catalog: str) -> None:
     published(at, catalog)
     table = table_of(catalog, QUEUE.topic)
     ids = {field.name: field.field_id for field in table.schema().fields}
@@ -119,7 +119,7 @@ def test_names_are_mapped_to_the_ids_in_files(at: Workshop, catalog: str) -> Non
 
 
 def test_a_table_says_how_rows_of_its_files_are_sorted_and_they_are(
-    at: Workshop, catalog: str
+    at: JobContext, catalog: str
 ) -> None:
     more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
     for queue_id in (7, 0):
@@ -127,7 +127,7 @@ def test_a_table_says_how_rows_of_its_files_are_sorted_and_they_are(
         more.add([b"open"], queue=MessageQueue(QUEUE.topic, queue_id), roll=True)
     archive(at)
     log = log_writer(at)
-    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
     published(at, catalog)
     table = table_of(catalog, QUEUE.topic)
     names = [table.schema().find_column_name(f.source_id) for f in table.sort_order().fields]
@@ -139,10 +139,12 @@ def test_a_table_says_how_rows_of_its_files_are_sorted_and_they_are(
     assert places == sorted(places)
 
 
-def test_merged_files_take_the_place_of_the_old_in_one_snapshot(at: Workshop, catalog: str) -> None:
+def test_merged_files_take_the_place_of_the_old_in_one_snapshot(
+    at: JobContext, catalog: str
+) -> None:
     published(at, catalog)
     log = log_writer(at)
-    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
     (found,) = published(at, catalog)
     assert (found.added, found.removed) == (1, 2)
     assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
@@ -159,7 +161,7 @@ def test_what_the_broker_truncates_goes_from_the_table(tmp_path: Path, catalog: 
         tier.add([b"a"])
         tier.add([b"b", b"old c", b"old d"], roll=True)
         tier.add([b"old e"], roll=True)
-        at = workshop(tier.store, store)
+        at = job_context(tier.store, store)
         archive(at)
         published(at, catalog)
         with_other_messages_behind(tier, b"new c", b"open")
@@ -179,15 +181,15 @@ def test_a_topic_of_which_all_was_truncated_leaves_an_empty_table(
         incarnation = tier.journal.state.incarnation(QUEUE)
         assert incarnation is not None
         tier.say(queue_action("seal", QUEUE, 0, segment=incarnation.segments[-1].base_offset))
-        at = workshop(tier.store, store)
+        at = job_context(tier.store, store)
         late = Limits(from_ms=TIME_MS + 1)
-        run_job(at, local_engine(at.bench, 1), limits=late)
+        run_job(at, local_engine(at.context, 1), limits=late)
         published(at, catalog)
         assert bodies(catalog) == [b"old b", b"old c"]
         tier.truncate(1)
         TierBuilder(tier.store, writer="0badbeef").add([b"new"], roll=True)
-        run_job(at, local_engine(at.bench, 1), limits=late)
-        assert not log_writer(at).state.lanes
+        run_job(at, local_engine(at.context, 1), limits=late)
+        assert not log_writer(at).state.queues
         (done,) = published(at, catalog)
         assert (done.added, done.removed) == (0, 1)
         assert bodies(catalog) == []
@@ -195,7 +197,7 @@ def test_a_topic_of_which_all_was_truncated_leaves_an_empty_table(
 
 
 def test_an_archive_that_was_begun_anew_is_not_taken_for_one_that_is_published(
-    at: Workshop, catalog: str
+    at: JobContext, catalog: str
 ) -> None:
     """Its log is behind the table for a while, which must not look like nothing to do."""
     more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
@@ -211,16 +213,16 @@ def test_an_archive_that_was_begun_anew_is_not_taken_for_one_that_is_published(
 
 
 def test_a_topic_that_cannot_be_published_does_not_keep_the_others(
-    at: Workshop, catalog: str
+    at: JobContext, catalog: str
 ) -> None:
     more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
     more.add([b"x"], queue=MessageQueue("zebra", 0), roll=True)
     more.add([b"open"], queue=MessageQueue("zebra", 0), roll=True)
     archive(at)
     state = log_writer(at).state
-    for lane, stretches in state.lanes.items():
-        if lane.topic == QUEUE.topic:
-            at.archive.delete(stretches[0].files[0].key)
+    for queue, offset_ranges in state.queues.items():
+        if queue.topic == QUEUE.topic:
+            at.archive.delete(offset_ranges[0].files[0].key)
     with pytest.raises(DataError):
         published(at, catalog)
     assert len(rows(catalog, "zebra")) == 1
@@ -231,7 +233,7 @@ def test_columns_that_come_later_are_added(tmp_path: Path, catalog: str) -> None
         tier = TierBuilder()
         tier.add([b"plain"], roll=True)
         tier.add([ORDER], roll=True)
-        at = workshop(tier.store, store)
+        at = job_context(tier.store, store)
         archive(at)
         published(at, catalog)
         tier.add([ORDER], roll=True)
@@ -243,7 +245,7 @@ def test_columns_that_come_later_are_added(tmp_path: Path, catalog: str) -> None
         values = [row["value_id"] for row in rows(catalog, QUEUE.topic)]
         assert values == [None, 7, 7, 7]
         log = log_writer(at)
-        merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+        merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
         check(at)
         (found,) = published(at, catalog)
         assert (found.added, found.removed) == (1, 3), "files of other columns are not merged"
@@ -275,7 +277,7 @@ def test_columns_have_their_ids_in_files_and_tables_whichever_run_brought_them(
             tier = TierBuilder()
             tier.add([ORDER], roll=True)
             tier.add([b"open"], roll=True)
-            at = workshop(tier.store, store)
+            at = job_context(tier.store, store)
             archive(at)
             destination = Destination(catalog, f"lake{number}")
             list(publish(store, destination, S3Options(), alone(store)))
@@ -322,7 +324,7 @@ def test_ids_of_fields_never_change(tmp_path: Path) -> None:
     assert " ".join(said).split() == FIELD_IDS.split()
 
 
-def test_keys_are_required_in_files_and_table(at: Workshop, catalog: str) -> None:
+def test_keys_are_required_in_files_and_table(at: JobContext, catalog: str) -> None:
     published(at, catalog)
     table = table_of(catalog, QUEUE.topic)
     required = {field.name for field in table.schema().fields if field.required}
@@ -342,7 +344,7 @@ def test_keys_are_required_in_files_and_table(at: Workshop, catalog: str) -> Non
     ids=["renamed", "dropped", "id taken"],
 )
 def test_columns_that_others_changed_are_refused(
-    at: Workshop, catalog: str, change: Callable[[Any, Any], object]
+    at: JobContext, catalog: str, change: Callable[[Any, Any], object]
 ) -> None:
     published(at, catalog)
     with table_of(catalog, QUEUE.topic).update_schema() as columns:
@@ -355,7 +357,7 @@ def test_columns_that_others_changed_are_refused(
         published(at, catalog)
 
 
-def test_two_publishers_at_once_add_each_file_once(at: Workshop, catalog: str) -> None:
+def test_two_publishers_at_once_add_each_file_once(at: JobContext, catalog: str) -> None:
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("ignore")
         found = list(pool.map(lambda _: published(at, catalog), range(2)))
@@ -364,7 +366,7 @@ def test_two_publishers_at_once_add_each_file_once(at: Workshop, catalog: str) -
 
 
 def test_another_commits_between(
-    at: Workshop, catalog: str, monkeypatch: pytest.MonkeyPatch
+    at: JobContext, catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, rivals = module._Publisher._commit, [1]
 
@@ -380,13 +382,13 @@ def test_another_commits_between(
     assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
 
 
-def test_a_publisher_that_died_between_tables_goes_on(at: Workshop, catalog: str) -> None:
+def test_a_publisher_that_died_between_tables_goes_on(at: JobContext, catalog: str) -> None:
     more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
     more.add([b"x"], queue=MessageQueue("zebra", 0), roll=True)
     more.add([b"open"], queue=MessageQueue("zebra", 0), roll=True)
     archive(at)
     going = publish(
-        at.archive, Destination(catalog, "lake"), S3Options(), local_engine(at.bench, 1)
+        at.archive, Destination(catalog, "lake"), S3Options(), local_engine(at.context, 1)
     )
     assert next(going).added == 2
     going.close()  # type: ignore[attr-defined]
@@ -394,7 +396,9 @@ def test_a_publisher_that_died_between_tables_goes_on(at: Workshop, catalog: str
     assert len(rows(catalog, "zebra")) == 1
 
 
-def test_a_table_of_another_archive_is_refused(at: Workshop, catalog: str, tmp_path: Path) -> None:
+def test_a_table_of_another_archive_is_refused(
+    at: JobContext, catalog: str, tmp_path: Path
+) -> None:
     published(at, catalog)
     with closing(open_store(f"file://{tmp_path}/other", S3Options())) as store:
         other = replace(at, archive=store, bare=store)
@@ -404,7 +408,7 @@ def test_a_table_of_another_archive_is_refused(at: Workshop, catalog: str, tmp_p
 
 
 def test_a_damaged_file_is_no_refusal_of_the_catalog(
-    at: Workshop, catalog: str, tmp_path: Path
+    at: JobContext, catalog: str, tmp_path: Path
 ) -> None:
     path = max((tmp_path / "parquet" / "data").rglob("*.parquet"))
     path.write_bytes(path.read_bytes()[:-20])
@@ -413,7 +417,7 @@ def test_a_damaged_file_is_no_refusal_of_the_catalog(
     assert path.name in str(raised.value.where)
 
 
-def test_catalogs_that_are_none(at: Workshop, tmp_path: Path) -> None:
+def test_catalogs_that_are_none(at: JobContext, tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match="no such catalog"):
         published(at, "gopher://nowhere")
     with pytest.raises(StoreUnavailableError):
@@ -465,7 +469,7 @@ def test_on_a_server(ministack: S3Server, monkeypatch: pytest.MonkeyPatch, catal
         tier = TierBuilder()
         for body in (b"a", b"open"):
             tier.add([body], roll=True)
-        at = workshop(tier.store, store)
+        at = job_context(tier.store, store)
         archive(at)
         assert published(at, catalog)[0].added == 1
         assert bodies(catalog) == [b"a"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.archive_jobs import all_outcomes, archive, as_engine, check, keys, rows, workshop
+from support.archive_jobs import all_outcomes, archive, as_engine, check, job_context, keys, rows
 from support.archive_rows import files
 from support.command_line import here, program
 from support.journals import PREFIX
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from backends.base import ByteRange, ObjectInfo
     from tiered.archive.audit import Repaired
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
 SECOND = MessageQueue(QUEUE.topic, 7)
 OTHER = MessageQueue("other", 0)
@@ -54,7 +54,7 @@ def built() -> TierBuilder:
     return tier
 
 
-def harm(at: Workshop, key: str, how: str) -> None:
+def harm(at: JobContext, key: str, how: str) -> None:
     data = at.archive.get(key)
     at.archive.delete(key)
     if how == "cut":
@@ -63,8 +63,8 @@ def harm(at: Workshop, key: str, how: str) -> None:
         at.archive.put_if_absent(key, bytes([*data[:40], data[40] ^ 1, *data[41:]]))
 
 
-def repaired(at: Workshop, *, by_bytes: bool = False) -> tuple[dict[str, Any], Repaired]:
-    log, engine = log_writer(at), local_engine(at.bench, 2)
+def repaired(at: JobContext, *, by_bytes: bool = False) -> tuple[dict[str, Any], Repaired]:
+    log, engine = log_writer(at), local_engine(at.context, 2)
     plan = plan_repair(at, log.state, engine, by_bytes=by_bytes)
     return plan, apply_repair(at, log, plan, engine)
 
@@ -72,14 +72,14 @@ def repaired(at: Workshop, *, by_bytes: bool = False) -> tuple[dict[str, Any], R
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["own files", "shared files"])
 def test_what_is_harmed_is_named_and_made_again(how: str, small_bytes: int) -> None:
-    at = workshop(built().store)
-    run_job(at, local_engine(at.bench, 1), small_bytes=small_bytes)
+    at = job_context(built().store)
+    run_job(at, local_engine(at.context, 1), small_bytes=small_bytes)
     before = sorted(rows(at), key=str)
     key = keys(at)[0]
     harm(at, key, how)
     told = archive(at).harmed
     assert list(told) == ([] if how == "flipped" else [key]), "a listing tells sizes alone"
-    assert verify_archive(at, local_engine(at.bench, 1)).findings
+    assert verify_archive(at, local_engine(at.context, 1)).findings
     plan, result = repaired(at, by_bytes=how == "flipped")
     assert [row["key"] for row in plan["repairs"]] == [key]
     assert (result.made, result.failed, plan["refusals"]) == (1, [], [])
@@ -89,18 +89,18 @@ def test_what_is_harmed_is_named_and_made_again(how: str, small_bytes: int) -> N
     assert sorted(rows(at), key=str) == before, "who reads the directory meets each row once"
     assert archive(at).harmed == {}
     assert (
-        plan_repair(at, log_writer(at).state, local_engine(at.bench, 1), by_bytes=True)["repairs"]
+        plan_repair(at, log_writer(at).state, local_engine(at.context, 1), by_bytes=True)["repairs"]
         == []
     )
 
 
 def test_a_merged_file_and_a_side_file() -> None:
-    at = workshop(built().store)
-    run_job(at, local_engine(at.bench, 1))
+    at = job_context(built().store)
+    run_job(at, local_engine(at.context, 1))
     log = log_writer(at)
-    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
-    lanes = log_writer(at).state.lanes
-    named = {file.key for found in lanes.values() for one in found for file in one.files}
+    merge(at, log, plan_merge(log.state, takes=lambda _queue: True))
+    queues = log_writer(at).state.queues
+    named = {file.key for found in queues.values() for one in found for file in one.files}
     sides = keys(at, "_bad/")
     assert (len(named), len(sides)) == (1, 6)
     lost = {*named, sides[0], sides[5]}
@@ -119,9 +119,9 @@ def test_a_merged_file_and_a_side_file() -> None:
 def test_what_others_merge_between_plan_and_work_is_planned_again(
     what: str, *, is_lost: bool
 ) -> None:
-    """Of the tier; an object that is gone and still named is lost, and is said of the file or stretch that needs it."""
+    """Of the tier; an object that is gone and still named is lost, and is said of the file or offset range that needs it."""
     tier = built()
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     if what == "repair":
         harm(at, keys(at)[0], "gone")
@@ -157,12 +157,12 @@ def test_what_others_merge_between_plan_and_work_is_planned_again(
 def test_what_was_truncated_in_a_harmed_file_holds_up_no_other_queue_and_is_repaired(
     how: str, *, is_merged: bool
 ) -> None:
-    """Of both queues, one twice; a cut is within a stretch, and its part of the tier is merged with what came behind it."""
+    """Of both queues, one twice; a cut is within a range, and its part of the tier is merged with what came behind it."""
     tier = built()
     tier.add([b"other"], queue=OTHER, roll=True)
     tier.add([b"open"], queue=OTHER, roll=True)
-    at = workshop(tier.store)
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    at = job_context(tier.store)
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     shared = next(key for key in keys(at) if OTHER.topic not in key)
     side = keys(at, "_bad/")[1]
     for end, queue in ((8, QUEUE), (4, QUEUE), (5, SECOND)):
@@ -177,8 +177,11 @@ def test_what_was_truncated_in_a_harmed_file_holds_up_no_other_queue_and_is_repa
     for key in (shared, side):
         harm(at, key, how)
     limits = Limits(bytes_max=1)
-    result = run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20, limits=limits)
-    assert [(one.lane.queue, one.start) for one, _ in result.failed] == [(QUEUE, 8), (SECOND, 5)]
+    result = run_job(at, local_engine(at.context, 1), small_bytes=1 << 20, limits=limits)
+    assert [(one.queue.message_queue, one.start) for one, _ in result.failed] == [
+        (QUEUE, 8),
+        (SECOND, 5),
+    ]
     assert isinstance(first_error(result), DataError)
     assert (result.segments, result.rows) == (1, 1), "what waits takes none of the limit"
     assert {row["start"] for row in result_document(at, result, sealed=0)["failed"]} == {5, 8}
@@ -189,7 +192,7 @@ def test_what_was_truncated_in_a_harmed_file_holds_up_no_other_queue_and_is_repa
     assert (after.failed, len(after.plan.overtaken), after.harmed) == ([], 3, {})
     check(at)
     assert archive(at).entries == 0
-    named = {f.key for some in log_writer(at).state.lanes.values() for o in some for f in o.files}
+    named = {f.key for some in log_writer(at).state.queues.values() for o in some for f in o.files}
     found = {
         (row["topic"], row["queue_id"], row["queue_offset"]): row["body"]
         for key in named
@@ -208,8 +211,8 @@ def test_what_was_truncated_and_is_nowhere_any_more_is_refused_and_holds_up_its_
     None
 ):
     tier = built()
-    at = workshop(tier.store)
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    at = job_context(tier.store)
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     tier.truncate(5)
     tier.add([b"new", b"newer"], roll=True)
     tier.add([b"open"], roll=True)
@@ -218,25 +221,25 @@ def test_what_was_truncated_and_is_nowhere_any_more_is_refused_and_holds_up_its_
     (shared,) = keys(at)
     harm(at, shared, "gone")
     result = archive(at)
-    assert [(one.lane.queue, one.start) for one, _ in result.failed] == [(QUEUE, 5)]
+    assert [(one.queue.message_queue, one.start) for one, _ in result.failed] == [(QUEUE, 5)]
     assert (result.segments, result.not_begun) == (1, 2)
     plan, _ = repaired(at)
     assert plan["repairs"] == []
     assert "has not offsets" in plan["refusals"][0]
 
 
-def test_a_file_that_stretches_share_is_looked_at_with_all_of_them() -> None:
+def test_a_file_that_offset_ranges_share_is_looked_at_with_all_of_them() -> None:
     """Midnight is within the second of three segments, which lies in both files."""
     tier, days = KeyedTier(), (DAY_MS, 2 * DAY_MS)
     for times in ((days[0], days[0]), days, (days[1], days[1]), (days[1],)):
         tier.post(QUEUE, [Mail(time_ms=at_ms) for at_ms in times], roll=True)
-    at = workshop(tier.store)
-    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    at = job_context(tier.store)
+    run_job(at, local_engine(at.context, 1), small_bytes=1 << 20)
     (_, second) = keys(at)
     whole = check(at)
     assert (whole.files, whole.rows, whole.compared) == (2, 6, 3)
     harm(at, second, "gone")
-    report = verify_archive(at, local_engine(at.bench, 1))
+    report = verify_archive(at, local_engine(at.context, 1))
     assert (report.files, report.rows) == (2, 3)
     whats = [one.what for one in report.findings]
     assert sorted(whats) == ["the file could not be read", "the file is gone"]
@@ -244,7 +247,7 @@ def test_a_file_that_stretches_share_is_looked_at_with_all_of_them() -> None:
 
 @pytest.mark.parametrize("when", ["before it looks", "behind its deletion"])
 def test_a_side_file_that_another_run_makes_meanwhile(when: str) -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     side = keys(at, "_bad/")[0]
     data = at.archive.get(side)
@@ -272,13 +275,13 @@ def test_a_side_file_that_another_run_makes_meanwhile(when: str) -> None:
 
 def test_what_the_tier_has_not_any_more_is_refused_and_told() -> None:
     tier = built()
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     for key in keys(at):
         harm(at, key, "gone")
     short = TierBuilder()
     short.add([b"x"], roll=True)
-    emptied = workshop(short.store, at.archive)
+    emptied = job_context(short.store, at.archive)
     plan, result = repaired(emptied)
     assert (plan["repairs"], result.made) == ([], 0)
     assert len(plan["refusals"]) == len(archive(at).harmed) > 0
@@ -287,7 +290,7 @@ def test_what_the_tier_has_not_any_more_is_refused_and_told() -> None:
     for queue in (QUEUE, SECOND):
         for body in (b"A", b"B", b"C", b"open"):
             other.add([body, None, body * 2], queue=queue, roll=True)
-    plan, result = repaired(workshop(other.store, at.archive))
+    plan, result = repaired(job_context(other.store, at.archive))
     assert plan["repairs"], "the log of that tier has these offsets"
     assert not result.made
     assert {key for key, _ in result.failed} == {row["key"] for row in plan["repairs"]}
@@ -308,9 +311,9 @@ def test_a_file_that_another_takes_away_meanwhile_is_not_harmed() -> None:
                 return iter(found[1:])
             return iter(found)
 
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
-    again = workshop(at.tier, Late(at.archive))
+    again = job_context(at.tier, Late(at.archive))
     assert archive(again).harmed == {}
     assert not again.archive.hidden  # type: ignore[attr-defined]
 
@@ -320,7 +323,7 @@ def test_probes_meet_no_readers_and_are_cleared() -> None:
     store = MemoryStore("archive", now_ms=lambda: now_ms)
     for name in ("probe-00-put", "probe-01-put"):
         store.put_if_absent(f"_probe/{name}", b"first")
-    at = workshop(built().store, store)
+    at = job_context(built().store, store)
     at = replace(at, clock=ManualClock(now_ms + PROBE_OLD_MS + 1))
     assert archive(at).segments == 6
     assert keys(at, "_probe/") == []

@@ -21,13 +21,13 @@ from tiered.archive.machine import (
     job_action,
     merge_action,
 )
-from tiered.archive.model import ArchiveLane, MovedPiece, NewFile, Replaced, Truncation
+from tiered.archive.model import ArchiveQueue, MovedRows, NewFile, Replaced, Truncation
 from tiered.journal.entry import Entry
 
 if TYPE_CHECKING:
     from tiered.journal.entry import Action
 
-LANE = ArchiveLane("c", "b", "t", 0, 0)
+QUEUE = ArchiveQueue("c", "b", "t", 0, 0)
 END = Truncation(9, 0, 1 << 40)
 MACHINE = ArchiveMachine()
 SEGMENTS, REPLACED = 20_000, 100_000
@@ -48,23 +48,23 @@ def large() -> ArchiveState:
     """A queue of many segments, and many files that were replaced; as replay has it behind a checkpoint."""
     gone = {f"old-{n}": Replaced(f"old-{n}", 1, 2) for n in range(REPLACED)}
     known = replace(loaded(state(1, range(SEGMENTS))), gone=gone)
-    assert known.lanes.count_of(LANE, "k-1"), "the first merge of a topic has looked at all of it"
+    assert known.queues.count_of(QUEUE, "k-1"), "the first merge of a topic has looked at all of it"
     return after(known, job_action(JobRecord("0badcafe", "0.1", "local", 3, 4)))
 
 
-def pieces(first: int, count: int) -> tuple[MovedPiece, ...]:
-    return tuple(MovedPiece(LANE, archived(n).files[0]) for n in range(first, first + count))
+def row_ranges(first: int, count: int) -> tuple[MovedRows, ...]:
+    return tuple(MovedRows(QUEUE, archived(n).files[0]) for n in range(first, first + count))
 
 
 ACTIONS: dict[str, Action] = {
-    "archive": archive_action([(LANE, 0, archived(SEGMENTS))]),
-    "merge": merge_action([NewFile("new", 9, 9, pieces(7000, 4))]),
-    "forget": forget_action(LANE, [archived(SEGMENTS - 1).start], END),
+    "archive": archive_action([(QUEUE, 0, archived(SEGMENTS))]),
+    "merge": merge_action([NewFile("new", 9, 9, row_ranges(7000, 4))]),
+    "forget": forget_action(QUEUE, [archived(SEGMENTS - 1).start], END),
     "clean": clean_action(["old-4711"]),
     "a replaced file counts again": archive_action(
         [
             (
-                LANE,
+                QUEUE,
                 0,
                 replace(
                     archived(SEGMENTS), files=(replace(archived(SEGMENTS).files[0], key="old-5"),)
@@ -86,8 +86,8 @@ def test_an_entry_costs_no_copy_of_what_is_archived(what: str, large: ArchiveSta
         tracemalloc.stop()
     assert peak < ENTRY_BYTES_MAX + (found.gone is not large.gone) * GONE_BYTES_MAX
     assert (found.gone is large.gone) == (what == "archive")
-    assert len(found.lanes[LANE]) in range(SEGMENTS - 1, SEGMENTS + 2)
-    assert (len(large.lanes[LANE]), len(large.gone)) == (SEGMENTS, REPLACED), (
+    assert len(found.queues[QUEUE]) in range(SEGMENTS - 1, SEGMENTS + 2)
+    assert (len(large.queues[QUEUE]), len(large.gone)) == (SEGMENTS, REPLACED), (
         "the old state is as it was"
     )
     assert found != large or what == "clean"
@@ -98,19 +98,19 @@ def test_a_long_log_gives_what_its_entries_say() -> None:
     order = list(range(count))
     random.Random(1).shuffle(order)
     for number in order:
-        known = after(known, archive_action([(LANE, 0, archived(number))]))
-    assert known.lanes == {LANE: tuple(map(archived, range(count)))}
+        known = after(known, archive_action([(QUEUE, 0, archived(number))]))
+    assert known.queues == {QUEUE: tuple(map(archived, range(count)))}
     for first in range(0, count, 4):
-        new = NewFile(f"merged-{first}", 9, 9, pieces(first, 4))
+        new = NewFile(f"merged-{first}", 9, 9, row_ranges(first, 4))
         known = after(known, merge_action([new]))
     assert [one.key for one in known.replaced[:5]] == ["k-0", "k-1", "k-2", "k-3", "k-4"]
-    keys = [file.key for one in known.lanes[LANE] for file in one.files]
+    keys = [file.key for one in known.queues[QUEUE] for file in one.files]
     assert keys == [f"merged-{n // 4 * 4}" for n in range(count)]
     known = after(known, clean_action([f"k-{n}" for n in range(0, count, 2)]))
     left = sorted(int(one.key[2:]) for one in known.replaced)
     assert left == list(range(1, count, 2))
     last = [archived(number).start for number in range(count - 4, count)]
-    known = after(known, forget_action(LANE, last, END))
-    assert len(known.lanes[LANE]) == count - 4
+    known = after(known, forget_action(QUEUE, last, END))
+    assert len(known.queues[QUEUE]) == count - 4
     assert loaded(known) == known
-    assert known.overlapping(LANE, 1150, 1350) == list(known.lanes[LANE])[11:14]
+    assert known.overlapping(QUEUE, 1150, 1350) == list(known.queues[QUEUE])[11:14]

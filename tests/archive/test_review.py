@@ -12,18 +12,18 @@ from support.archive_jobs import (
     check,
     index,
     is_shared,
+    job_context,
     with_other_messages_behind,
-    workshop,
 )
 from support.archive_merges import built, merged, named, seen
 from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
 from backends.s3_settings import S3Options
+from tiered.archive.archive_proof import ArchiveProof
 from tiered.archive.audit import read_log
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.duck import ask
-from tiered.archive.evidence import Evidence
 from tiered.archive.job import Result, log_writer, plan_job
 from tiered.archive.lookup import lookup
 from tiered.archive.machine import archive_action, job_action
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
     from support.archive_fixtures import Sealed
 
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
 
-def planned(at: Workshop) -> dict[str, Any]:
+def planned(at: JobContext) -> dict[str, Any]:
     return plan_clean(at, log_writer(at).state, grace_ms=0, limit=99)
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut"])
 def test_replaced_files_stay_while_one_that_took_their_place_is_not_there(harm: str) -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     before = seen(at)
     merged(at)
@@ -75,16 +75,16 @@ def test_replaced_files_stay_while_one_that_took_their_place_is_not_there(harm: 
     assert seen(at) == before
 
 
-def holds(at: Workshop, tier: TierBuilder, segment: Any) -> bool:
-    evidence = Evidence(at.tier, at.place, at.archive, read_archive(at.archive), "x")
-    return evidence.holds(tier.journal.state, QUEUE, 0, segment)
+def holds(at: JobContext, tier: TierBuilder, segment: Any) -> bool:
+    proof = ArchiveProof(at.tier, at.place, at.archive, read_archive(at.archive), "x")
+    return proof.holds(tier.journal.state, QUEUE, 0, segment)
 
 
-def test_a_long_stretch_proves_nothing_of_a_short_segment_of_another_tier() -> None:
+def test_a_long_offset_range_proves_nothing_of_a_short_segment_of_another_tier() -> None:
     tier = TierBuilder()
     tier.add([b"a", b"b", b"c"], roll=True)
     tier.add([b"open"], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     segment = tier.journal.state.queues[QUEUE][0].segments[0]
     (part,) = segment.parts
@@ -97,7 +97,7 @@ def test_holes_of_an_archive_prove_nothing_of_messages() -> None:
     tier = TierBuilder()
     tier.add([b"a", None, b"c"], roll=True)
     tier.add([b"open"], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     segment = tier.journal.state.queues[QUEUE][0].segments[0]
     assert holds(at, tier, segment)
@@ -112,8 +112,8 @@ def test_what_another_job_archives_while_it_is_being_truncated_is_forgotten_too(
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
-    at = workshop(tier.store)
-    slow = workshop(tier.store, at.archive, seed=1)
+    at = job_context(tier.store)
+    slow = job_context(tier.store, at.archive, seed=1)
 
     log = log_writer(slow)
     plan = plan_job(slow, log.state)
@@ -121,13 +121,13 @@ def test_what_another_job_archives_while_it_is_being_truncated_is_forgotten_too(
     done = all_outcomes(slow, do_work, plan_works(plan.tasks, 0))
     with_other_messages_behind(tier, b"new c", b"new d", b"open")
 
-    def overtaken(who: Workshop, state: Any) -> Any:
+    def overtaken(who: JobContext, state: Any) -> Any:
         """The slow job's entry comes between this one's planning and its first entry."""
         found = plan_job(who, state)
         for work, outcome in done:
             assert not isinstance(outcome, Exception)
             (task,), (archived,) = work.tasks, outcome
-            log.append([archive_action([(task.lane, task.tails, archived)])])
+            log.append([archive_action([(task.queue, task.tails, archived)])])
         done.clear()
         return found
 
@@ -140,7 +140,7 @@ def test_what_another_job_archives_while_it_is_being_truncated_is_forgotten_too(
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "rotten"])
 def test_a_damaged_file_is_damage_to_whoever_reads_it(harm: str) -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     merged(at)
     (key,) = (key for key in named(at) if is_shared(key))
@@ -182,7 +182,7 @@ def test_a_damaged_file_is_damage_to_spark_s_sql_too(monkeypatch: pytest.MonkeyP
             raise Py4JError(failure)
 
     monkeypatch.setattr("tiered.spark.frames.make_views", lambda *_words, **_more: [])
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     options = S3Options()
     with pytest.raises(InvalidError, match=r"^java.Inner: no magic; tables are"):
@@ -207,7 +207,7 @@ def test_topics_that_are_not_there_and_questions_that_are_none_are_said(
 
 
 def test_damage_of_the_log_names_the_archive() -> None:
-    at = workshop(built().store)
+    at = job_context(built().store)
     archive(at)
     key, *others = (info.key for info in at.archive.list("_log/journal/"))
     for one in (key, *(one for one in others if one.endswith(".checkpoint"))):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from support.archive_jobs import archive, check, keys, sealed_tier, workshop
+from support.archive_jobs import archive, check, job_context, keys, sealed_tier
 from support.bodies import avro, wishes
 from zlib_ng import zlib_ng
 
@@ -26,14 +26,14 @@ from tiered.upkeep.engine import local_engine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
 NUMBERS = [b'{"x": NaN}', b'{"x": -0.0}', b'{"x": 0.0}', b'{"x": -Infinity}', b'{"x": null}']
 NESTED = b"""{"o": {"x": NaN, "l": [1.5, NaN, null]}, "s": [{"f": NaN}, {}]}"""
 
 
-def archived(bodies: Sequence[bytes], **how: Any) -> Workshop:
-    at = workshop(sealed_tier(*[[body] for body in bodies]).store)
+def archived(bodies: Sequence[bytes], **how: Any) -> JobContext:
+    at = job_context(sealed_tier(*[[body] for body in bodies]).store)
     at = replace(at, wishes=wishes(how.pop("form", "json"), **how))
     assert archive(at).misfits == 0
     return at
@@ -57,12 +57,12 @@ def test_nan_of_avro_is_verified_whatever_its_bits() -> None:
 def test_merged_and_repaired_files_with_nan_are_verified() -> None:
     at = archived(NUMBERS, schema=b"x DOUBLE")
     log = log_writer(at)
-    assert merge(at, log, plan_merge(log.state, takes=lambda _lane: True)).new_files == 1
+    assert merge(at, log, plan_merge(log.state, takes=lambda _queue: True)).new_files == 1
     assert check(at).compared == len(NUMBERS)
-    ((first, *_),) = read_log(at).lanes.values()
+    ((first, *_),) = read_log(at).queues.values()
     (key,) = (file.key for file in first.files)
     at.archive.delete(key)
-    engine = local_engine(at.bench, 1)
+    engine = local_engine(at.context, 1)
     log = log_writer(at)
     applied = apply_repair(at, log, plan_repair(at, log.state, engine, by_bytes=False), engine)
     assert (applied.made, applied.failed) == (1, [])
@@ -72,7 +72,7 @@ def test_merged_and_repaired_files_with_nan_are_verified() -> None:
 def test_an_object_that_is_there_already_is_adopted_with_nan_in_it() -> None:
     at = archived(NUMBERS[:1], schema=b"x DOUBLE")
     (key,) = keys(at)
-    again = replace(workshop(at.tier), wishes=at.wishes)
+    again = replace(job_context(at.tier), wishes=at.wishes)
     file = pq.ParquetFile(io.BytesIO(at.archive.get(key)))
     ((topic, (body,)),) = read_log(at).bodies.items()
     log_writer(again).append([columns_action(topic, 0, body)])
@@ -83,19 +83,19 @@ def test_an_object_that_is_there_already_is_adopted_with_nan_in_it() -> None:
 
 def test_a_nought_of_another_sign_is_another_value() -> None:
     at = archived([b'{"x": -0.0}'], schema=b"x DOUBLE")
-    ((lane, (one,)),) = read_log(at).lanes.items()
+    ((queue, (one,)),) = read_log(at).queues.items()
     file = pq.ParquetFile(io.BytesIO(at.archive.get(one.files[0].key)))
     table = file.read()
     spot = table.schema.get_field_index("value_x")
     table = table.set_column(spot, table.schema.field(spot), [[0.0]])
     data = _written(table, file.metadata.metadata)
-    forged = workshop(at.tier)
+    forged = job_context(at.tier)
     log = log_writer(forged)
-    log.append([columns_action(lane.topic, 0, read_log(at).bodies[lane.topic][0])])
+    log.append([columns_action(queue.topic, 0, read_log(at).bodies[queue.topic][0])])
     forged.archive.put_if_absent(one.files[0].key, data)
     forgery = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
-    log.append([archive_action([(lane, 0, replace(one, files=(forgery,)))])])
-    found = verify_archive(forged, local_engine(forged.bench, 1)).findings
+    log.append([archive_action([(queue, 0, replace(one, files=(forgery,)))])])
+    found = verify_archive(forged, local_engine(forged.context, 1)).findings
     assert [one.what for one in found] == ["rows differ from the tier behind offset 0"]
 
 

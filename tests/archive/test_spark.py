@@ -17,7 +17,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from support.archive_jobs import as_engine
 from support.archive_rows import java_rows, read_all, rows_of, said_by_archive, said_by_java
-from support.archives_made import pieces_of
+from support.archives_made import row_ranges_of
 from support.command_line import here
 from support.questions import ANSWERS, QUESTIONS, for_spark
 from support.questions import rows_of as rows_of_answer
@@ -29,7 +29,7 @@ from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tiered.api.broker_place import choose_place
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
-from tiered.archive.job import Workshop, log_writer, run_job
+from tiered.archive.job import JobContext, log_writer, run_job
 from tiered.archive.lookup import build
 from tiered.archive.merging import Together, merge, plan_merge
 from tiered.archive.publish import Destination, publish
@@ -40,7 +40,7 @@ from tiered.errors import DataError, ExpiredError, InvalidError, StoreUnavailabl
 from tiered.spark import driver as spark
 from tiered.spark.frames import ask_spark, make_views
 from tiered.spark.source import register as register_sources
-from tiered.upkeep.engine import Workbench, local_engine
+from tiered.upkeep.engine import WorkContext, local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ def job(tier: str, archive: str, session: Any) -> Any:
     options = S3Options()
     source, target = open_store(tier, options), open_store(archive, options)
     place = choose_place(source, None, None)
-    at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
+    at = JobContext(source, place, target, target, SystemClock(), random.Random(1))
     engine = spark.spark_engine(session, spark.SparkOrder(tier, place.prefix, archive, options))
     try:
         return run_job(at, engine)
@@ -94,16 +94,16 @@ def test_spark_merges_into_the_same_files(
     source, target, other = (open_store(url, options) for url in (tier.url, archive_url, local))
     with closing(source), closing(target), closing(other):
         place = choose_place(source, None, None)
-        at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
+        at = JobContext(source, place, target, target, SystemClock(), random.Random(1))
         order = spark.SparkOrder(tier.url, place.prefix, archive_url, options)
         log, engine = log_writer(at), spark.spark_engine(session, order)
-        result = merge(at, log, plan_merge(log.state, takes=lambda _lane: True), engine=engine)
+        result = merge(at, log, plan_merge(log.state, takes=lambda _queue: True), engine=engine)
         assert (result.new_files, result.overtaken) == (result.planned, 0)
-        assert log.state.lanes == read_archive(other).lanes
+        assert log.state.queues == read_archive(other).queues
         assert here("archive", tier.url, "--to", archive_url, "--verify").good()
-        one = Together.of(list(pieces_of(log.state.lanes))[:1], 0)
-        target.delete(one.pieces[0].file.key)
-        with pytest.raises(DataError, match=re.escape(one.pieces[0].file.key)):
+        one = Together.of(list(row_ranges_of(log.state.queues))[:1], 0)
+        target.delete(one.row_ranges[0].file.key)
+        with pytest.raises(DataError, match=re.escape(one.row_ranges[0].file.key)):
             merge(at, log, [one], engine=engine)
 
 
@@ -123,7 +123,7 @@ class OfDriver(WrappingStore):
 class Desk:
     """Where an archive is looked after, and by whom."""
 
-    at: Workshop
+    at: JobContext
     engine: Engine
 
     def verified(self) -> tuple[Any, ...]:
@@ -134,7 +134,7 @@ class Desk:
         log = log_writer(self.at)
         plan = plan_repair(self.at, log.state, self.engine, by_bytes=by_bytes)
         done = apply_repair(self.at, log, plan, self.engine)
-        return plan["repairs"], plan["refusals"], done, log.state.lanes
+        return plan["repairs"], plan["refusals"], done, log.state.queues
 
     def indexed(self) -> tuple[Any, ...]:
         built = build(self.at.archive, read_archive(self.at.archive), self.engine)
@@ -168,12 +168,12 @@ def desks(
     with closing(source), closing(mine), closing(theirs):
         place = choose_place(source, None, None)
         one, two = (
-            Workshop(source, place, store, store, SystemClock(), random.Random(1))
+            JobContext(source, place, store, store, SystemClock(), random.Random(1))
             for store in (mine, OfDriver(theirs))
         )
         order = spark.SparkOrder(tier.url, place.prefix, archive_url, options)
         yield (
-            Desk(one, local_engine(one.bench, 2)),
+            Desk(one, local_engine(one.context, 2)),
             Desk(two, spark.spark_engine(session, order)),
             local,
         )
@@ -342,14 +342,14 @@ def test_tasks_and_outcomes_travel(sealed: Callable[[str], Sealed]) -> None:
     store = open_store(tier.url, S3Options())
     place = choose_place(store, None, None)
     target = open_store("memory://", S3Options())
-    at = Workshop(store, place, target, target, SystemClock(), random.Random(1))
+    at = JobContext(store, place, target, target, SystemClock(), random.Random(1))
     run_job(at, as_engine(lambda _do, works: seen.extend(works) or ()))
     assert seen
     assert pickle.loads(pickle.dumps(seen)) == seen
-    elsewhere = Workbench(store, place.prefix + "x", target)
+    elsewhere = WorkContext(store, place.prefix + "x", target)
     assert isinstance(spark.heard(spark.said(do_work, elsewhere, seen[0])), ObjectNotFoundError)
 
-    def fails(_bench: Workbench, error: Exception) -> None:
+    def fails(_bench: WorkContext, error: Exception) -> None:
         raise error
 
     for error in (DataError("damaged", where="here", do="mend it"), ExpiredError("gone", 7)):

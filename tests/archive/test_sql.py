@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from support.archive_jobs import archive, index, keys, small, workshop
+from support.archive_jobs import archive, index, job_context, keys, small
 from support.archives_made import make_archive
 from support.command_line import here
 from support.servers import use_server
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from support.servers import S3Server
     from support.shop import Shop
 
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
 ODD = ("%RETRY%g", 'quo"ted', "Orders", "orders", "two words", "select")
 
 
-def values(at: Workshop, question: str) -> list[tuple[Any, ...]]:
+def values(at: JobContext, question: str) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in ask(at.archive, question).rows.to_pylist()]
 
 
@@ -172,7 +172,7 @@ class Counting(WrappingStore):
 
 
 @pytest.fixture(scope="module")
-def twelve() -> Workshop:
+def twelve() -> JobContext:
     """Ten sealed segments of queue 0, two of queue 1; messages of an offset are stored 13.5 ms apart."""
     tier = TierBuilder()
     for number in range(12):
@@ -180,14 +180,14 @@ def twelve() -> Workshop:
         tier.add([b"%d" % number] * 100, queue=queue, roll=True)
     for queue_id in (0, 1):
         tier.add([b"open"], queue=MessageQueue("orders", queue_id), roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     assert len(keys(at)) == 12
     return at
 
 
 @pytest.fixture
-def many(twelve: Workshop) -> tuple[Workshop, Counting]:
+def many(twelve: JobContext) -> tuple[JobContext, Counting]:
     counting = Counting(twelve.archive)
     return replace(twelve, archive=counting, bare=counting), counting
 
@@ -214,7 +214,7 @@ def many(twelve: Workshop) -> tuple[Workshop, Counting]:
         ("true", 12),
     ],
 )
-def test_files_are_left_unread(where: str, files: int, many: tuple[Workshop, Counting]) -> None:
+def test_files_are_left_unread(where: str, files: int, many: tuple[JobContext, Counting]) -> None:
     at, counting = many
     answer = ask(at.archive, f"SELECT count(*) AS n FROM orders WHERE {where}")
     assert (answer.files, answer.files - answer.left_out) == (12, files)
@@ -237,7 +237,7 @@ def test_by_day_and_by_time(shop: Shop) -> None:
     assert "1 of 1 file left out unread" in ran.err
 
 
-def test_each_scan_of_a_join_has_its_own_bounds(many: tuple[Workshop, Counting]) -> None:
+def test_each_scan_of_a_join_has_its_own_bounds(many: tuple[JobContext, Counting]) -> None:
     at, counting = many
     question = (
         "SELECT count(*) AS n FROM orders a JOIN orders b ON a.queue_offset = b.queue_offset - 100"
@@ -247,7 +247,7 @@ def test_each_scan_of_a_join_has_its_own_bounds(many: tuple[Workshop, Counting])
     assert len(counting.read) == 3
 
 
-def test_several_statements_and_subqueries_read_all(many: tuple[Workshop, Counting]) -> None:
+def test_several_statements_and_subqueries_read_all(many: tuple[JobContext, Counting]) -> None:
     at, _ = many
     question = "SELECT (SELECT count(*) FROM orders) AS n FROM orders WHERE queue_offset = 250"
     assert values(at, question) == [(1200,)]

@@ -58,9 +58,9 @@ def _same_keys() -> Patches:
 
     of: Any = Together.of.__func__  # type: ignore[attr-defined]
 
-    def together(cls: Any, pieces: Any, epoch: int) -> Together:
-        made = of(cls, pieces, 0)
-        return Together(made.key, made.pieces, epoch)
+    def together(cls: Any, row_ranges: Any, epoch: int) -> Together:
+        made = of(cls, row_ranges, 0)
+        return Together(made.key, made.row_ranges, epoch)
 
     return [
         mock.patch.object(Task, "origin", property(old)),
@@ -79,10 +79,10 @@ def _unnamed_stay() -> Patches:
 
 
 def _half_packs() -> Patches:
-    """Of stretches that share files some count when others do not."""
+    """Of offset ranges that share files some count when others do not."""
 
     def add(work: Any, action: Any) -> bool:
-        made = [work.add(work.lanes, stretch) for stretch in action["stretches"]]
+        made = [work.add(work.queues, offset_range) for offset_range in action["offset_ranges"]]
         work.forget_gone(file.key for one in made if one for file in one.objects())
         return all(made)
 

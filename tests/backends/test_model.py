@@ -47,9 +47,9 @@ class FolderAgainstMemory(RuleBasedStateMachine):
         assert answer(lambda: call(self.local)) == expected
         return expected
 
-    @rule(key=KEYS, pieces=st.lists(BODIES, max_size=3))
-    def put(self, key: str, pieces: list[bytes]) -> None:
-        self.both(lambda store: store.put_if_absent(key, pieces))
+    @rule(key=KEYS, chunks=st.lists(BODIES, max_size=3))
+    def put(self, key: str, chunks: list[bytes]) -> None:
+        self.both(lambda store: store.put_if_absent(key, chunks))
 
     @rule(key=KEYS)
     def delete(self, key: str) -> None:

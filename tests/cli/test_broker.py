@@ -39,7 +39,7 @@ def broker(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
     def serve() -> None:
         for answer in answers:
             connection, _ = server.accept()
-            # Who asks may hang up after the first piece, when that is bad enough.
+            # Who asks may hang up after the first chunk, when that is bad enough.
             with connection, suppress(ConnectionError):
                 asked.append(connection.recv(1 << 16))
                 connection.sendall(answer[:5])

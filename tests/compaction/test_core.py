@@ -91,9 +91,9 @@ def sent_rows(sent: list[tuple[int, int, int]]) -> np.ndarray:
     return rows
 
 
-@given(sent=SENT, is_across=st.booleans(), keys_max=st.integers(1, 40), pieces=st.integers(1, 9))
+@given(sent=SENT, is_across=st.booleans(), keys_max=st.integers(1, 40), chunks=st.integers(1, 9))
 def test_rounds_have_the_newest_of_each_key_once_whatever_fits_and_in_whatever_order_it_comes(
-    sent: list[tuple[int, int, int]], is_across: bool, keys_max: int, pieces: int
+    sent: list[tuple[int, int, int]], is_across: bool, keys_max: int, chunks: int
 ):
     rows = sent_rows(sent)
     model: dict[tuple[int, ...], tuple[int, int, int]] = {}
@@ -103,8 +103,8 @@ def test_rounds_have_the_newest_of_each_key_once_whatever_fits_and_in_whatever_o
         model[mine] = max(place, model.get(mine, place))
 
     def look(newest: Newest) -> None:
-        for piece in range(pieces)[::-1]:
-            newest.put(rows[piece::pieces])
+        for chunk in range(chunks)[::-1]:
+            newest.put(rows[chunk::chunks])
 
     found = []
     for newest in in_rounds(keys_max, look, is_across=is_across):

@@ -41,7 +41,7 @@ from tiered.spark.driver import SparkOrder, open_session, spark_engine
 from tiered.upkeep import compact
 from tiered.upkeep.compact import Compactor, CompactSettings
 from tiered.upkeep.compact_work import BundleWork, make_bundle
-from tiered.upkeep.engine import Workbench
+from tiered.upkeep.engine import WorkContext
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def test_a_task_that_is_done_twice_adopts_its_bundle_and_no_other(tmp_path: Path
     compactor.made = made  # type: ignore[assignment]
     with pytest.raises(InvalidError, match="not now"):
         compactor.apply(compactor.plan(["t"]))
-    (work,), bench = asked, Workbench(tier.store, PREFIX, tier.store)
+    (work,), bench = asked, WorkContext(tier.store, PREFIX, tier.store)
     first = make_bundle(bench, work)
     bundles = {info.key for info in tier.store.list(PREFIX) if parse_data_key(PREFIX, info.key)}
     again = pickle.loads(pickle.dumps(work))

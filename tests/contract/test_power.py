@@ -212,20 +212,20 @@ def _only_if_missing(self: FolderCache) -> int:
     return backends.local_files.os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _replace_at_once(self: ExclusiveWriter, folder_fd: int, name: bytes, pieces: Any) -> None:
+def _replace_at_once(self: ExclusiveWriter, folder_fd: int, name: bytes, chunks: Any) -> None:
     draft = self._named_draft(folder_fd)
     try:
-        write_all(draft.fd, pieces)
+        write_all(draft.fd, chunks)
         draft.move_to(name)
     finally:
         draft.close()
 
 
 def _create_in_another_order(
-    self: LocalFolderStore, folder: bytes, name: bytes, key: str, pieces: Any
+    self: LocalFolderStore, folder: bytes, name: bytes, key: str, chunks: Any
 ) -> None:
     with self._folders.hold(folder) as folder_fd:
-        draft = self._writer.write(folder_fd, pieces)
+        draft = self._writer.write(folder_fd, chunks)
         try:
             draft.publish(name)
             self._force_names(folder, folder_fd, key)

@@ -321,7 +321,7 @@ def test_a_request_of_many_bytes_has_a_later_deadline(
     store, data = opened(endpoint_url=proxy.url, timeout_s=1.0), bytes(5 << 20)
     proxy.add("late", "PUT", seconds=2.5)
     store.put_if_absent("large", data)
-    for end in (5 << 20, 1 << 20):  # of pieces a reader has several under way
+    for end in (5 << 20, 1 << 20):  # of chunks a reader has several under way
         proxy.add("late", "GET", seconds=2.5)
         assert store.get("large", ByteRange(0, end)) == data[:end]
     proxy.add("late", "GET", seconds=0)  # it says how large it is, and is asked for again
@@ -370,17 +370,17 @@ def test_encryption_with_a_key_of_ones_own(
 
 
 @pytest.mark.parametrize("headers", [{}, BOTO], ids=["obstore", "boto"])
-@pytest.mark.parametrize("pieces", [[b"one", b"two"], [b"onetwo"], [], [bytes(6 << 20)]])
+@pytest.mark.parametrize("chunks", [[b"one", b"two"], [b"onetwo"], [], [bytes(6 << 20)]])
 def test_each_put_has_the_bodys_hash_as_checksum_and_in_the_signature(
     opened: Callable[..., ObjectStore],
     proxy: FaultProxy,
     headers: dict[str, str],
-    pieces: list[bytes],
+    chunks: list[bytes],
 ):
     """A bucket with Object Lock takes no PUT without a checksum."""
-    store, data = opened(endpoint_url=proxy.url, headers=headers), b"".join(pieces)
+    store, data = opened(endpoint_url=proxy.url, headers=headers), b"".join(chunks)
     digest = hashlib.sha256(data)
-    store.put_if_absent("k", pieces)
+    store.put_if_absent("k", chunks)
     version = store.compare_and_set("l", data, None)
     store.compare_and_set("l", data + b"?", version)
     puts = [one for one in proxy.headers if "if-match" in one or "if-none-match" in one]

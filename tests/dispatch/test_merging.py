@@ -162,7 +162,7 @@ def test_the_first_merge_of_small_bundles_asks_the_store_for_nothing():
 
 def test_bundles_are_kept_in_what_memory_is_left_and_give_way():
     budget = MemoryBudget(32_000)
-    bundle = [b"a" * 400, b"b" * 408]  # with what its pieces take 1000 bytes
+    bundle = [b"a" * 400, b"b" * 408]  # with what its chunks take 1000 bytes
     for number in range(9):
         budget.keep(str(number), bundle, 808)
     assert budget.kept_bytes == 8000  # a quarter
@@ -186,8 +186,8 @@ def test_what_is_kept_of_many_small_messages_is_counted_with_the_objects_that_ho
     """Sections of one message took twice the memory that was counted for them."""
     budget = MemoryBudget(1 << 20)
     for number in range(200):
-        pieces = [bytes(size) for size in (200, 20, 8) * 20]
-        budget.keep(str(number), pieces, 228 * 20)
+        chunks = [bytes(size) for size in (200, 20, 8) * 20]
+        budget.keep(str(number), chunks, 228 * 20)
     held = {id(x): sys.getsizeof(x) for some, _ in budget._kept.values() for x in (some, *some)}
     assert len(budget._kept) > 5
     assert sum(held.values()) <= (1 << 20) // 4

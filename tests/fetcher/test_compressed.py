@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 KIB = 1024
 SMALL: dict[str, Any] = {
     "block_bytes": 64 * KIB,
-    "piece_bytes": 128 * KIB,
+    "chunk_bytes": 128 * KIB,
     "gap_bytes": 0,
     "cache_bytes": 512 * KIB,
     "read_timeout_s": 3.0,
@@ -136,16 +136,16 @@ def test_the_block_table_comes_once_with_the_index_and_no_byte_comes_twice(large
     mine = [(start, end) for key, start, end in store.asked if key == part.bundle.key]
     assert mine[0] == large.behind, "index and block table with one request"
     assert mine.count(large.behind) == 1
-    # A piece of messages begins and ends within a packed block, which then belongs to two pieces.
-    pieces = len(mine) - 1
-    assert pieces <= part.log_bytes // (64 * KIB) + 2
-    assert sum(end - start for start, end in mine) <= part.section.size_bytes + pieces * 128 * KIB
+    # A chunk of messages begins and ends within a packed block, which then belongs to two pieces.
+    chunks = len(mine) - 1
+    assert chunks <= part.log_bytes // (64 * KIB) + 2
+    assert sum(end - start for start, end in mine) <= part.section.size_bytes + chunks * 128 * KIB
     fetcher.close()
 
 
 def test_a_part_that_fits_into_the_window_takes_one_request(large: Large):
     part, store = large.part, Noting(large.store)
-    more = {"piece_bytes": 8 << 20, "window": WindowLimits(bytes_min=8 << 20)}
+    more = {"chunk_bytes": 8 << 20, "window": WindowLimits(bytes_min=8 << 20)}
     assert read_all(fetcher_of(store, **more))[0] == large.wanted
     mine = [(start, end) for key, start, end in store.asked if key == part.bundle.key]
     assert mine == [(part.section.start, part.section.start + part.section.size_bytes)]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 KIB = 1024
 SMALL = {
     "block_bytes": 64 * KIB,
-    "piece_bytes": 128 * KIB,
+    "chunk_bytes": 128 * KIB,
     "gap_bytes": 0,
     "cache_bytes": 512 * KIB,
     "read_timeout_s": 3.0,
@@ -195,9 +195,9 @@ def test_what_expires_unread_halves_the_window():
         big(parts=1, each=100).store, clock=clock, unread_seconds=5.0,
         window=WindowLimits(bytes_min=128 * KIB, bytes_max=4 << 20),
     )  # fmt: skip
-    pieces = batches(fetcher, bytes_max=128 * KIB)
+    chunks = batches(fetcher, bytes_max=128 * KIB)
     for _ in range(20):
-        next(pieces)
+        next(chunks)
     (stream,) = fetcher._readers.streams()
     window, asked = stream.window, stream.asked
     assert window > 1 << 20
@@ -207,7 +207,7 @@ def test_what_expires_unread_halves_the_window():
     assert stream.asked < asked
     assert fetcher.stats().unread_bytes > 0
     assert fetcher.stats().cached_bytes == 0
-    assert len([*pieces]) == 80
+    assert len([*chunks]) == 80
 
 
 def test_who_asks_for_one_message_gets_no_more_than_a_block_ahead():
@@ -220,9 +220,9 @@ def test_who_asks_for_one_message_gets_no_more_than_a_block_ahead():
 
 def test_a_reader_that_goes_elsewhere_begins_small_again():
     fetcher = fetcher_of(big(parts=1, each=100).store, window=WindowLimits(bytes_min=64 * KIB))
-    pieces = batches(fetcher, bytes_max=64 * KIB)
+    chunks = batches(fetcher, bytes_max=64 * KIB)
     for _ in range(20):
-        next(pieces)
+        next(chunks)
     (stream,) = fetcher._readers.streams()
     grown = stream.window
     assert isinstance(fetcher.read("g", QUEUE, QueueOffset(90), bytes_max=1), TierBatch)
@@ -235,15 +235,15 @@ def test_a_reader_at_the_end_and_one_that_has_done_take_no_share_of_the_window()
     fetcher = fetcher_of(big(parts=1, each=100).store)
     read_all(fetcher, group="reads all")
     assert fetcher.stats().streams == 0
-    pieces = batches(fetcher, group="stops", bytes_max=128 * KIB)
+    chunks = batches(fetcher, group="stops", bytes_max=128 * KIB)
     for _ in range(9):
-        next(pieces)
+        next(chunks)
     assert fetcher.stats().streams == 1
     fetcher.forget("other")
     assert fetcher.stats().streams == 1
     fetcher.forget("stops")
     assert fetcher.stats().streams == 0
-    assert len([*pieces]) == 91
+    assert len([*chunks]) == 91
 
 
 def test_a_forgotten_reader_leaves_nothing():

@@ -62,7 +62,7 @@ def test_what_is_dropped_leaves_memory_at_once():
     try:
         with ThreadPoolExecutor(2) as pool:
             fetcher = fetcher_of(
-                builder.store, executor=pool, cache_bytes=2 << 20, piece_bytes=1 << 20
+                builder.store, executor=pool, cache_bytes=2 << 20, chunk_bytes=1 << 20
             )
             for start in range(60):  # each by another reader, who then stays away
                 fetcher.read(f"group {start}", QUEUE, QueueOffset(start), count_max=1)
@@ -86,7 +86,7 @@ def test_a_slice_keeps_no_whole_object_or_index_in_memory():
     builder = TierBuilder()
     builder.add([bytes(70 * KIB)] * 20)
     fetcher = fetcher_of(
-        builder.store, block_bytes=64 * KIB, piece_bytes=64 * KIB, cache_bytes=1 << 20
+        builder.store, block_bytes=64 * KIB, chunk_bytes=64 * KIB, cache_bytes=1 << 20
     )
     for batch in batches(fetcher, bytes_max=1):
         assert isinstance(batch, TierBatch)
@@ -198,7 +198,7 @@ def test_who_joins_read_ahead_that_fails_asks_by_itself():
     builder = TierBuilder()
     builder.add([bytes(100 * KIB)] * 20)
     store, held = Failing(builder.store), HeldExecutor()
-    fetcher = fetcher_of(store, executor=held, clock=SystemClock(), piece_bytes=256 * KIB)
+    fetcher = fetcher_of(store, executor=held, clock=SystemClock(), chunk_bytes=256 * KIB)
     found: list[TierBatch] = []
 
     def read(start: int) -> None:
@@ -235,7 +235,7 @@ def test_a_large_record_gets_its_turn_among_small_ones():
     with ThreadPoolExecutor(4) as pool:
         fetcher = fetcher_of(
             Slow(builder.store), executor=pool, clock=SystemClock(), block_bytes=64 * KIB,
-            piece_bytes=256 * KIB, cache_bytes=900_000, read_timeout_s=8.0,
+            chunk_bytes=256 * KIB, cache_bytes=900_000, read_timeout_s=8.0,
         )  # fmt: skip
         stop = threading.Event()
 
@@ -318,7 +318,7 @@ def test_an_index_in_use_is_not_dropped_first():
     store = Failing(builder.store)
     store.items_at = part.section.items_at
     fetcher = fetcher_of(
-        store, clock=clock, block_bytes=64 * KIB, piece_bytes=128 * KIB, cache_bytes=600 * KIB
+        store, clock=clock, block_bytes=64 * KIB, chunk_bytes=128 * KIB, cache_bytes=600 * KIB
     )
     for start in range(200):
         clock.advance(0.5)

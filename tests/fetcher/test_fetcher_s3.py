@@ -47,7 +47,7 @@ def test_i3_readers_in_threads_through_a_storm_get_the_truth(s3_environment: S3S
     builder.store.close()
     before = set(threading.enumerate())
     settings = FetchSettings(
-        cache_bytes=1 << 20, block_bytes=64 * KIB, piece_bytes=128 * KIB,
+        cache_bytes=1 << 20, block_bytes=64 * KIB, chunk_bytes=128 * KIB,
         window=WindowLimits(bytes_min=64 * KIB, bytes_max=256 * KIB),
     )  # fmt: skip
     found: dict[MessageQueue, dict[int, bytes]] = {queue: {} for queue in QUEUES}

@@ -207,7 +207,7 @@ def stress(seed: int, seconds: float) -> None:
     with ThreadPoolExecutor(6) as pool:
         fetcher = fetcher_of(
             store, executor=pool, clock=SystemClock(), cache_bytes=CACHE, block_bytes=64 * KIB,
-            piece_bytes=128 * KIB, unread_seconds=0.3, read_seconds=0.1,
+            chunk_bytes=128 * KIB, unread_seconds=0.3, read_seconds=0.1,
             window=WindowLimits(bytes_min=64 * KIB, bytes_max=512 * KIB),
             transfers=TransferLimits(requests_in_flight_max=6, pending_max=64),
         )  # fmt: skip

@@ -201,7 +201,7 @@ def test_room_is_claimed_for_what_is_read_though_hostile_records_overlap():
     items = PartItems(part.queue_offset, offsets, sizes, np.zeros(count, np.int64))
     layout = PartLayout.of(replace(part, count=count), items, 64 * KIB)
     known = SimpleNamespace(layout=lambda _: layout, is_known=lambda _: False)
-    limits = FetchSettings(block_bytes=64 * KIB, piece_bytes=64 * KIB)
+    limits = FetchSettings(block_bytes=64 * KIB, chunk_bytes=64 * KIB)
     view = SimpleNamespace(
         parts_from=lambda _: [part], incarnation=SimpleNamespace(log_end=part.log_end)
     )
@@ -327,7 +327,7 @@ def test_nobody_ever_sees_other_bytes_nor_more_memory_than_there_may_be():
             executor=executor,
             clock=SystemClock(),
             block_bytes=64 * KIB,
-            piece_bytes=256 * KIB,
+            chunk_bytes=256 * KIB,
             cache_bytes=MIB,
             transfers=limits,
             window=WindowLimits(64 * KIB, 512 * KIB),

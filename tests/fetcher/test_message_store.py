@@ -51,7 +51,7 @@ TABLE: list[Row] = [
     ((200, 200), (0, 200), Policy.NOT_IN_DISK, 199, Is.FOUND, 200),
     ((200, 200), (0, 200), Policy.NOT_IN_DISK, 200, Is.OFFSET_OVERFLOW_ONE, 200),
     ((200, 200), None, None, 10, Is.OFFSET_TOO_SMALL, 200),
-    # a stretch that neither has: moved over at once, and told
+    # a range that neither has: moved over at once, and told
     ((150, 200), (0, 100), Policy.NOT_IN_DISK, 100, Is.FOUND, 182),
     ((150, 200), (0, 100), Policy.DISABLE, 100, Is.OFFSET_TOO_SMALL, 150),
     # the broker begins anew, or lost its tail within a part: the tier does not know it yet

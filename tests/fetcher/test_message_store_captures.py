@@ -58,8 +58,8 @@ def read_queue(
         assert result.status in {Is.FOUND, Is.NO_MATCHED_MESSAGE}, result
         assert not result.missing
         assert result.next_begin > at
-        for piece in result.pieces:
-            sides.add(piece.side)
+        for chunk in result.chunks:
+            sides.add(chunk.side)
         for offset, raw in result.messages():
             assert offset >= at
             assert offset not in found
@@ -181,7 +181,7 @@ def test_i1_what_local_retention_has_deleted_is_read_from_the_tier_and_the_rest_
     with opened(directory, url) as store:
         queues = by_queue("s01-basic")
         before = {q: store.get_message("g", q.topic, q.queue_id, 0, max_count=1) for q in queues}
-        assert all(found.pieces[0].side is Side.LOCAL for found in before.values())
+        assert all(found.chunks[0].side is Side.LOCAL for found in before.values())
         files[0].unlink()
         met: set[Side] = set()
         for queue, messages in queues.items():

@@ -99,7 +99,7 @@ def test_when_the_tier_is_gone_what_is_local_is_served_and_the_rest_can_be_tried
     for offset in (50, 100, 149, 150, 199):
         found = both.get(offset)
         assert found.status is Is.FOUND
-        assert {piece.side for piece in found.pieces} == {Side.LOCAL}
+        assert {chunk.side for chunk in found.chunks} == {Side.LOCAL}
     for _ in range(2):
         lost = both.get(49)
         assert (lost.status, lost.next_begin, lost.count) == (Is.TRY_AGAIN, 49, 0)
@@ -135,7 +135,7 @@ def test_nothing_is_said_to_be_too_small_while_the_journal_cannot_be_looked_at()
     assert both.get(10, max_count=1).next_begin == 11
 
 
-def test_a_journal_that_moved_on_is_looked_at_before_a_stretch_is_given_up():
+def test_a_journal_that_moved_on_is_looked_at_before_a_offset_range_is_given_up():
     both, _ = gated(Policy.NOT_IN_DISK)
     both.commit(190)
     both.expire(185)
@@ -156,7 +156,7 @@ def test_a_slow_tier_costs_a_part_of_the_deadline_once_and_then_nothing():
             try:
                 found = both.get(100, timeout_s=4.0)
                 assert found.status is Is.FOUND
-                assert found.pieces[0].side is Side.LOCAL
+                assert found.chunks[0].side is Side.LOCAL
                 asked = gate.asked
                 assert asked > 0, "the tier was tried"
                 assert both.get(101, timeout_s=4.0).status is Is.FOUND
@@ -189,7 +189,7 @@ def test_damage_is_told_and_stepped_over_one_by_one_and_served_locally_where_tha
     assert isinstance(found.error, DataError)
     found = both.get(60)
     assert found.status is Is.FOUND
-    assert found.pieces[0].side is Side.LOCAL
+    assert found.chunks[0].side is Side.LOCAL
 
 
 def expired_and_deleted() -> BothSides:
@@ -230,7 +230,7 @@ def test_a_local_disk_that_fails_is_gone_around_by_way_of_the_tier():
     both.local.before = fail
     found = both.get(60)
     assert found.status is Is.FOUND
-    assert found.pieces[0].side is Side.TIER
+    assert found.chunks[0].side is Side.TIER
     found = both.get(160)
     assert (found.status, found.next_begin) == (Is.TRY_AGAIN, 160)
     assert isinstance(found.error, InvalidError)

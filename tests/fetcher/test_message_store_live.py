@@ -52,7 +52,7 @@ class Reader:
                 assert offset not in found
                 found[offset] = bytes(raw)
             self.at[queue] = result.next_begin
-            self.sides |= {piece.side for piece in result.pieces}
+            self.sides |= {chunk.side for chunk in result.chunks}
 
 
 @pytest.mark.timeout(60)

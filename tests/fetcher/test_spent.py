@@ -23,7 +23,7 @@ def of_some_mib() -> TierBuilder:
 
 def settings(**more: object) -> dict[str, object]:
     window = WindowLimits(bytes_min=256 * KIB, bytes_max=512 * KIB)
-    return {"piece_bytes": 512 * KIB, "spent_bytes": 1024 * KIB, "window": window, **more}
+    return {"chunk_bytes": 512 * KIB, "spent_bytes": 1024 * KIB, "window": window, **more}
 
 
 def test_one_reader_leaves_no_more_behind_than_is_allowed():

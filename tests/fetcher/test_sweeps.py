@@ -157,7 +157,7 @@ def test_i8_memory_is_bounded_and_little_is_read_twice(read: Any, cache_mib: int
     many = Many(40, 10, size=1500)
     small = cache_mib * MIB
     fetcher = fetcher_of(
-        many.builder.store, cache_bytes=small, piece_bytes=min(4 * MIB, small // 4), spent_bytes=0
+        many.builder.store, cache_bytes=small, chunk_bytes=min(4 * MIB, small // 4), spent_bytes=0
     )
     many.expect(fetcher, many.queues)
     high: list[int] = []
@@ -220,7 +220,7 @@ def test_who_is_forgotten_leaves_nothing_unread():
 
 def test_what_came_for_many_may_have_to_make_room_and_is_asked_for_again():
     many = Many(80, 2)
-    fetcher = fetcher_of(many.builder.store, cache_bytes=2 * MIB, piece_bytes=512 * KIB)
+    fetcher = fetcher_of(many.builder.store, cache_bytes=2 * MIB, chunk_bytes=512 * KIB)
     many.expect(fetcher, many.queues)
     some = one_by_one(fetcher, many.queues[:5])
     fetcher._stock.resize(300 * KIB)
@@ -397,7 +397,7 @@ def test_no_crumb_is_left_between_two_requests(unknown: int, comes: int):
     """One section of 33 KB lay between two runs: it was asked for when its reader came, who waited for it alone."""
     many = Many(20, 1, each=4, size=8000)
     assert all(part.section.size_bytes < 33 * KIB for part in many.parts[0])
-    fetcher = fetcher_of(many.builder.store, cache_bytes=8 * MIB, block_bytes=64 * KIB, piece_bytes=256 * KIB)  # fmt: skip
+    fetcher = fetcher_of(many.builder.store, cache_bytes=8 * MIB, block_bytes=64 * KIB, chunk_bytes=256 * KIB)  # fmt: skip
     many.expect(fetcher, many.queues)
     cursor = fetcher.tier.cursor(many.queues[0])
     stream = fetcher._readers.announce(("g", cursor.queue, cursor.history))
@@ -497,7 +497,7 @@ def test_i8_what_came_with_a_larger_request_keeps_no_more_in_memory_than_it_is_c
     many = Many(120, 1)
     pending = HeldExecutor()
     fetcher = fetcher_of(
-        many.builder.store, executor=pending, cache_bytes=MIB, piece_bytes=256 * KIB
+        many.builder.store, executor=pending, cache_bytes=MIB, chunk_bytes=256 * KIB
     )
     many.expect(fetcher, many.queues)
     stock, begun = fetcher._stock, []
@@ -565,7 +565,7 @@ def test_whatever_readers_do_all_is_counted_and_each_gets_his_own(seed: int):
         many.builder.store,
         clock=clock,
         cache_bytes=512 * KIB,
-        piece_bytes=128 * KIB,
+        chunk_bytes=128 * KIB,
         block_bytes=128 * KIB,
         spent_bytes=32 * KIB,
     )

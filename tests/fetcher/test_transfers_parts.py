@@ -105,34 +105,34 @@ def test_a_merge_holds_what_it_says(rows: list[tuple[int, int]], data: st.DataOb
 
 
 def test_lane_pays_by_stream():
-    """A stream whose piece came with another's request waits longer for its next one."""
+    """A stream whose chunk came with another's request waits longer for its next one."""
     queue = RangeQueue(gap_bytes=0)
-    pieces = [
+    chunks = [
         Range("k", 0, 10, "a", False, 1),
         Range("k", 10, 40, "b", False, 2),
         Range("x", 0, 10, "b", False, 3),
         Range("y", 0, 10, "a", False, 4),
         Range("z", 0, 10, "a", False, 5),
     ]
-    for piece in pieces:
-        queue.push(piece)
-    assert queue.head() is pieces[0]
-    assert queue.take(pieces[0], 100) == (pieces[:2], 0, 40)
+    for chunk in chunks:
+        queue.push(chunk)
+    assert queue.head() is chunks[0]
+    assert queue.take(chunks[0], 100) == (chunks[:2], 0, 40)
     order = []
-    while (piece := queue.head()) is not None:
-        queue.take(piece, 100)
-        order.append(piece)
-    assert order == [pieces[3], pieces[4], pieces[2]]
+    while (chunk := queue.head()) is not None:
+        queue.take(chunk, 100)
+        order.append(chunk)
+    assert order == [chunks[3], chunks[4], chunks[2]]
     assert not queue._places
 
 
 def test_lane_forgets():
     queue = RangeQueue(gap_bytes=0)
-    pieces = [Range("k", number, number + 1, "a", False, number) for number in range(3)]
-    for piece in pieces:
-        queue.push(piece)
-    queue.remove(pieces[1])
-    assert queue.take(pieces[0], 100) == (pieces[:1], 0, 1), "a hole, and the gap is 0"
+    chunks = [Range("k", number, number + 1, "a", False, number) for number in range(3)]
+    for chunk in chunks:
+        queue.push(chunk)
+    queue.remove(chunks[1])
+    assert queue.take(chunks[0], 100) == (chunks[:1], 0, 1), "a hole, and the gap is 0"
     assert len(queue) == 1
 
 

@@ -156,7 +156,7 @@ def test_every_wish_ends_once():
         for asked in world.wishes:
             world.check_end(asked)
         state = world.state
-        assert not state.wishes._pieces
+        assert not state.wishes._chunks
         assert not state._running
         assert state.wishes.pending == 0
         total.update(state.counts)

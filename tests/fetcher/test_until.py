@@ -77,7 +77,7 @@ def test_nothing_behind_is_asked_for():
 
 def test_with_many_readers_all_stay_within_memory():
     store = MeteredStore(large(parts=8).store)
-    fetcher = fetcher_of(store, cache_bytes=8 << 20, piece_bytes=512 * KIB)
+    fetcher = fetcher_of(store, cache_bytes=8 << 20, chunk_bytes=512 * KIB)
     at = dict.fromkeys(range(6), QueueOffset(0))
     while min(at.values()) < 320:
         for group, start in at.items():
@@ -101,7 +101,7 @@ def test_whatever_is_said_the_records_are_the_same(sizes: list[int], rng: random
     builder.add(items)
     wanted, _ = read_all(fetcher_of(builder.store))
     fetcher = fetcher_of(
-        builder.store, block_bytes=64 * KIB, piece_bytes=128 * KIB, gap_bytes=0,
+        builder.store, block_bytes=64 * KIB, chunk_bytes=128 * KIB, gap_bytes=0,
         cache_bytes=512 * KIB, window=WindowLimits(bytes_min=64 * KIB, bytes_max=256 * KIB),
     )  # fmt: skip
     at = QueueOffset(0)

@@ -26,7 +26,7 @@ from support.window_simulation import (
 )
 
 from fetcher.limits import FetchSettings, WindowLimits
-from fetcher.window import grown, halved, plan_pieces, wants_more
+from fetcher.window import grown, halved, plan_chunks, wants_more
 from tiered.errors import InvalidError
 
 NOW = FetchSettings().window
@@ -70,26 +70,26 @@ BLOCKS = st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=30)
 
 
 @given(BLOCKS, st.integers(1, 1500), st.integers(0, 800))
-def test_pieces_hold_what_is_not_here(
-    blocks: list[tuple[int, bool]], piece_bytes: int, gap_bytes: int
+def test_chunks_hold_what_is_not_here(
+    blocks: list[tuple[int, bool]], chunk_bytes: int, gap_bytes: int
 ):
     sizes, is_here = [size for size, _ in blocks], [here for _, here in blocks]
-    pieces = plan_pieces(sizes, is_here, piece_bytes=piece_bytes, gap_bytes=gap_bytes)
-    held = [index for piece in pieces for index in piece]
+    chunks = plan_chunks(sizes, is_here, chunk_bytes=chunk_bytes, gap_bytes=gap_bytes)
+    held = [index for chunk in chunks for index in chunk]
     assert held == sorted(set(held)), "in order and apart"
     assert {index for index, here in enumerate(is_here) if not here} <= set(held)
-    for piece in pieces:
-        assert not is_here[piece[0]]
-        assert not is_here[piece[-1]]
-        assert sum(sizes[index] for index in piece) <= piece_bytes or len(piece) == 1
+    for chunk in chunks:
+        assert not is_here[chunk[0]]
+        assert not is_here[chunk[-1]]
+        assert sum(sizes[index] for index in chunk) <= chunk_bytes or len(chunk) == 1
         gap = 0
-        for index in piece:
+        for index in chunk:
             gap = gap + sizes[index] if is_here[index] else 0
             assert gap <= gap_bytes
-    for one, two in pairwise(pieces):
+    for one, two in pairwise(chunks):
         gap = sum(sizes[one.stop : two.start])
         both = sum(sizes[one.start : two.start + 1])
-        assert gap > gap_bytes or both > piece_bytes, "two that fit into one are one"
+        assert gap > gap_bytes or both > chunk_bytes, "two that fit into one are one"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_crowd_keeps_within_the_cache():
     assert simulation.readers[0].delivered >= 0.8 * 20 * 5 * MIB
 
 
-def test_nothing_waits_for_ever_in_a_cache_of_two_pieces():
+def test_nothing_waits_for_ever_in_a_cache_of_two_chunks():
     simulation = Simulation(NOW, LINE, cache_bytes=8 * MIB)
     for number in range(8):
         simulation.add(Reader(f"{number}", fast(), 16 * MIB))

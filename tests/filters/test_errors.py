@@ -178,9 +178,9 @@ def calls_of(expression: str) -> int:
 @pytest.mark.parametrize("kind", DENSE)
 def test_what_compiling_takes_grows_as_the_text(kind: str):
     """A token costs the same whatever came before it: the longest texts that are let through take a second or two."""
-    between, piece = DENSE[kind]
-    compile_filter(piece, "SQL92")  # the first one makes the parser
-    few, many = (calls_of(between.join([piece] * count)) for count in (200, 800))
+    between, chunk = DENSE[kind]
+    compile_filter(chunk, "SQL92")  # the first one makes the parser
+    few, many = (calls_of(between.join([chunk] * count)) for count in (200, 800))
     assert many < 4.1 * few
 
 

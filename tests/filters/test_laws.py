@@ -148,7 +148,7 @@ def test_any_text_is_taken_or_refused_at_a_place(text: str, row: Row):
         begun.matches({name: value for name, value in zip(NAMES, row, strict=True) if value})
 
 
-PIECES = [
+CHUNKS = [
     b"a",
     b"b",
     b"aa",
@@ -165,7 +165,7 @@ PIECES = [
 ]
 
 
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map(b"".join), max_size=6))
+@given(st.lists(st.lists(st.sampled_from(CHUNKS), max_size=8).map(b"".join), max_size=6))
 @example([b"a\x01\x02a\x011", b"a\x011\x02a\x01", b"\x02\x02a\x015", b"a\x01\x01\x02"])
 @settings(max_examples=300)
 def test_stored_properties_are_found_as_they_are_parsed(raws: list[bytes]):

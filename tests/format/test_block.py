@@ -335,14 +335,14 @@ def test_fuzz_real_records(rounds):
         data = rng.choice(logs)
         starts = walk_records(data, 0, len(data), size_max=SIZE_MAX).positions
         first = int(rng.choice(starts))
-        piece = bytearray(data[first : first + rng.randrange(100, 8000)])
+        chunk = bytearray(data[first : first + rng.randrange(100, 8000)])
         for _ in range(rng.randrange(6)):
-            at, length = rng.randrange(len(piece)), rng.randrange(1, 12)
-            other = rng.randrange(len(piece))
-            piece[at : at + length] = rng.choice(
-                [bytes(length), rng.randbytes(length), piece[other : other + length], b""]
+            at, length = rng.randrange(len(chunk)), rng.randrange(1, 12)
+            other = rng.randrange(len(chunk))
+            chunk[at : at + length] = rng.choice(
+                [bytes(length), rng.randbytes(length), chunk[other : other + length], b""]
             )
-        assert_block_is_scalar(bytes(piece), 0, first)
+        assert_block_is_scalar(bytes(chunk), 0, first)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=30))

@@ -95,10 +95,10 @@ def test_flags_tell_answers_and_what_wants_none():
     assert Command(0, flag=ONEWAY).is_oneway
 
 
-def test_the_pieces_of_a_body_are_not_copied():
+def test_the_chunks_of_a_body_are_not_copied():
     record = bytearray(b"record")
     header, *body = encode(Command(0, body=(memoryview(record)[:3], memoryview(record)[3:])))
-    assert all(memoryview(piece).obj is record for piece in body)
+    assert all(memoryview(chunk).obj is record for chunk in body)
     assert whole(bytes(header) + b"record").text() == b"record"
 
 

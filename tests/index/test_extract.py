@@ -19,7 +19,7 @@ from tiered.format.properties import KEYS, UNIQ_KEY, parse_properties, split_key
 from tiered.format.record import encode_record
 from tiered.index import extract
 from tiered.index.extract import (
-    PIECE_RECORDS,
+    CHUNK_RECORDS,
     Keys,
     extract_all,
     extract_keys,
@@ -41,8 +41,8 @@ SCRAPS = (
     *(b"KEYS", b"UNIQ_KEY", b"TAGS", b"k", b"abcdefgh", b"\xc3\xa4"),
     *(b"\x00", b"\x01", b"\x02", b" ", b"  "),
 )
-PIECES = st.sampled_from(SCRAPS)
-RAW = st.lists(PIECES, max_size=14).map(b"".join)
+CHUNKS = st.sampled_from(SCRAPS)
+RAW = st.lists(CHUNKS, max_size=14).map(b"".join)
 
 
 def found_in(properties: list[bytes], bodies: list[bytes]) -> set[tuple[int, int]]:
@@ -111,8 +111,8 @@ def test_of_properties_as_producers_write_them_nothing_else_is_found(mails: list
     }
 
 
-def test_batches_of_more_than_a_piece():
-    mails = [Mail(keys=(f"k{n}",), unique="u") for n in range(PIECE_RECORDS + 5)]
+def test_batches_of_more_than_a_chunk():
+    mails = [Mail(keys=(f"k{n}",), unique="u") for n in range(CHUNK_RECORDS + 5)]
     batch = batch_of(QUEUE, 3, mails)
     offsets = np.concatenate([keys.queue_offsets for keys in extract_keys(batch, SEED)])
     assert sorted(offsets.tolist()) == sorted([*range(3, 3 + len(mails))] * 2)

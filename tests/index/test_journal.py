@@ -55,7 +55,7 @@ def tier() -> Iterator[KeyedTier]:
 def after(state: TierState, action: dict[str, Any], *, epoch: int = 1) -> TierState:
     new = MACHINE.apply(state, Entry(999, epoch, "0badcafe", 5, [action]))
     assert MACHINE.load(json.loads(json_text(MACHINE.dump(new)))) == new
-    assert b"".join(MACHINE.dump_pieces(new)) == json_text(MACHINE.dump(new))
+    assert b"".join(MACHINE.dump_chunks(new)) == json_text(MACHINE.dump(new))
     return replace(new, updated_ms=state.updated_ms)
 
 

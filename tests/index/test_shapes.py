@@ -58,7 +58,7 @@ SHAPES = {
     "one very long": [20] * COUNT + [32_000],
     "two lengths": [20, 3000] * COUNT,
     "long and alike": [5000] * COUNT,
-    "more than a piece": [5000] * 70 + unlike(COUNT),
+    "more than a chunk": [5000] * 70 + unlike(COUNT),
 }
 
 

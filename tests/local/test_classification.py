@@ -335,7 +335,7 @@ def test_a_topic_deleted_and_made_again_does_not_get_its_old_records_back(tmp_pa
     assert sorted(taken.raw[queue]) == [0, 1, 2, 3]
 
 
-def test_told_to_stop_a_follower_ends_in_the_middle_of_a_long_stretch(tmp_path: Path):
+def test_told_to_stop_a_follower_ends_in_the_middle_of_a_long_offset_range(tmp_path: Path):
     """What the log's order does not give is taken batch by batch: it stops between two of them."""
     broker = FakeBroker(tmp_path / "store")
     fill(broker)

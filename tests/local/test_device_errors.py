@@ -1,4 +1,4 @@
-"""A device that fails to read a piece of the log (EIO): what lies there waits, and all else goes on."""
+"""A device that fails to read a chunk of the log (EIO): what lies there waits, and all else goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUEUES = [MessageQueue(TOPIC, number) for number in range(3)]
 
 @dataclass
 class Device:
-    """Fails reads of pieces of files."""
+    """Fails reads of chunks of files."""
 
     bad: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -66,10 +66,10 @@ def look(store: RocketMQStore, follower: Any, taken: following.Taken, clock: Man
         following.drain(follower, taken)
 
 
-@pytest.mark.parametrize("piece", ["a page", "the whole file"])
+@pytest.mark.parametrize("chunk", ["a page", "the whole file"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_beside_a_broker_what_cannot_be_read_waits_and_all_else_goes_on(
-    broker: FakeBroker, device: Device, number: int, piece: str
+    broker: FakeBroker, device: Device, number: int, chunk: str
 ):
     clock = ManualClock()
     broker.start()
@@ -79,7 +79,7 @@ def test_beside_a_broker_what_cannot_be_read_waits_and_all_else_goes_on(
     assert len(files) > 3
     size = files[0].stat().st_size
     bad = files[number]
-    device.bad[str(bad)] = (size // 2, size // 2 + 10) if piece == "a page" else (0, size)
+    device.bad[str(bad)] = (size // 2, size // 2 + 10) if chunk == "a page" else (0, size)
     store = following.open_store(broker.store, clock)
     follower, taken = store.follow({}), following.Taken()
     for at in range(240):
@@ -106,16 +106,16 @@ def test_beside_a_broker_what_cannot_be_read_waits_and_all_else_goes_on(
     store.close()
 
 
-@pytest.mark.parametrize("piece", ["a page", "the whole file"])
+@pytest.mark.parametrize("chunk", ["a page", "the whole file"])
 def test_of_a_stopped_store_it_waits_and_ends_nothing(
-    broker: FakeBroker, device: Device, piece: str
+    broker: FakeBroker, device: Device, chunk: str
 ):
     clock = ManualClock()
     for at in range(300):
         broker.put(1, at % 2)
     bad = sorted((broker.store / "commitlog").iterdir())[1]
     size = bad.stat().st_size
-    device.bad[str(bad)] = (size // 2, size // 2 + 10) if piece == "a page" else (0, size)
+    device.bad[str(bad)] = (size // 2, size // 2 + 10) if chunk == "a page" else (0, size)
     store = following.open_store(broker.store, clock)
     taken = following.follow_all(store)
     for queue in QUEUES[:2]:

@@ -180,7 +180,7 @@ def run_unproven() -> None:
         shutil.rmtree(folder)
 
 
-def run_stretch() -> None:
+def run_offset_range() -> None:
     """More records in a row are damaged than the next few entries of their queue name."""
     folder = Path(mkdtemp(prefix="tiered-planted-"))
     broker, clock = FakeBroker(folder / "store"), ManualClock()
@@ -207,7 +207,7 @@ def test_any_damage_of_entries_and_records_costs_what_is_damaged(first: int):
         run_seed(seed)
 
 
-@pytest.mark.parametrize("run", [run_cut_log, run_unproven, run_stretch])
+@pytest.mark.parametrize("run", [run_cut_log, run_unproven, run_offset_range])
 def test_what_stands_behind_damage(run: Callable[[], None]):
     run()
 
@@ -256,7 +256,7 @@ def test_a_planted_defect_is_found(name: str):
 
 
 def is_found() -> bool:
-    runs: list[Callable[[], None]] = [run_cut_log, run_unproven, run_stretch]
+    runs: list[Callable[[], None]] = [run_cut_log, run_unproven, run_offset_range]
     runs += [lambda seed=seed: run_seed(seed) for seed in range(SEEDS)]  # type: ignore[misc]
     for run in runs:
         try:

@@ -19,11 +19,11 @@ from tiered.errors import ClosedError, InvalidError
 from tiered.format.broker_checkpoint import Checkpoint
 from tiered.format.items import BATCH_ITEM
 from tiered.local import mapped_file_queue as files
+from tiered.local.chunks import FileHead, plan_start
 from tiered.local.consumequeues import Entries, Rebuilt, best_division, consistent, no_entries
 from tiered.local.layout import abort_mark, is_locked
 from tiered.local.mapped_file_queue import FileCache, MappedFileQueue
 from tiered.local.matching import runs
-from tiered.local.pieces import FileHead, plan_start
 from tiered.local.queue_reader import GAP_BYTES_MIN, fill_times, plan_reads
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from support.broker_files import TOPIC, FakeBroker
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local import views
+from tiered.local.chunks import Chunk, LogChunks
 from tiered.local.mapped_file_queue import MappedFileQueue
-from tiered.local.pieces import LogPieces, Piece
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def store(broker: FakeBroker) -> Iterator[RocketMQStore]:
 
 
 class Torn:
-    """The next piece of the log finds the bytes from ``start`` up to ``end`` not yet written.
+    """The next chunk of the log finds the bytes from ``start`` up to ``end`` not yet written.
 
     Attributes:
         times: How often that is still to happen.
@@ -52,22 +52,22 @@ class Torn:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, start: int, end: int) -> None:
         self.times = 1
         read_into = MappedFileQueue.read_into
-        read_piece = LogPieces.read
+        read_chunk = LogChunks.read
 
         def torn(row: MappedFileQueue, position: int, view: memoryview) -> int:
             count = read_into(row, position, view)
             view[start - position : end - position] = bytes(end - start)
             return count
 
-        def read(pieces: LogPieces, position: int, *args: Any, **options: Any) -> Piece:
+        def read(chunks: LogChunks, position: int, *args: Any, **options: Any) -> Chunk:
             if not self.times:
-                return read_piece(pieces, position, *args, **options)
+                return read_chunk(chunks, position, *args, **options)
             self.times -= 1
             with monkeypatch.context() as patched:
                 patched.setattr(MappedFileQueue, "read_into", torn)
-                return read_piece(pieces, position, *args, **options)
+                return read_chunk(chunks, position, *args, **options)
 
-        monkeypatch.setattr(LogPieces, "read", read)
+        monkeypatch.setattr(LogChunks, "read", read)
 
 
 @pytest.mark.parametrize("before", [0, 3])
@@ -87,7 +87,7 @@ def test_a_record_read_while_its_properties_are_written(
     assert taken.offsets(QUEUE) == list(range(before + 2))
 
 
-def test_a_record_torn_in_the_middle_of_a_piece(
+def test_a_record_torn_in_the_middle_of_a_chunk(
     broker: FakeBroker, store: RocketMQStore, monkeypatch: pytest.MonkeyPatch
 ):
     follower, taken = store.follow({}), following.Taken()

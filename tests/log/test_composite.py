@@ -76,7 +76,7 @@ def test_appending_continues_repeats_or_leaves_a_gap():
     assert file.append(batch_of(1, [b"b", b"c"]), 1.0) is AppendResult.APPENDED
     assert (file.append_offset, file.commit_offset) == (3, 0)
     commit = file.take(0)
-    assert b"".join(bytes(memoryview(piece)) for piece in commit.data()) == b"".join(
+    assert b"".join(bytes(memoryview(chunk)) for chunk in commit.data()) == b"".join(
         payload(batch_of(0, [b"a", b"b", b"c"]))
     )
 
@@ -113,7 +113,7 @@ def test_i2_items_point_at_their_records_and_holes_say_why():
     commit = file.take(0)
     of = CommitColumns.of([commit])
     items = np.frombuffer(of.items[0], ITEM)
-    data = b"".join(bytes(memoryview(piece)) for piece in commit.data())
+    data = b"".join(bytes(memoryview(chunk)) for chunk in commit.data())
     wanted = payload(batch_of(1, [b"a", None, (2, b"bb"), None, b"c"]))
     assert len(items) == commit.count == 6
     for item, raw in zip(items, wanted, strict=True):
@@ -260,7 +260,7 @@ def test_a_failure_gives_up_what_is_behind_it_durable_or_not():
     assert (file.switches, file.buffered_bytes) == (1, sum(c.data_bytes for c in commits[1:]))
     again = taken(file)
     assert (again.queue_offset, again.count, again.log_offset) == (1, 3, commits[1].log_offset)
-    assert b"".join(bytes(memoryview(piece)) for piece in again.data()) == b"".join(
+    assert b"".join(bytes(memoryview(chunk)) for chunk in again.data()) == b"".join(
         payload(batch_of(1, [b"1", b"2", b"3"]))
     )
     assert file.stored(commits[0]) == commits[:1]
@@ -499,7 +499,7 @@ class CompositeMachine(RuleBasedStateMachine):
     @rule(now_ms=st.integers(0, 20_000))
     def commit(self, now_ms: int) -> None:
         commit = self.ready.pop(0)
-        data = b"".join(bytes(memoryview(piece)) for piece in commit.data())
+        data = b"".join(bytes(memoryview(chunk)) for chunk in commit.data())
         of = CommitColumns.of([commit])
         items = np.frombuffer(of.items[0], ITEM)
         for number, item in enumerate(items):

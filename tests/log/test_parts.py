@@ -143,7 +143,7 @@ def test_i2_what_an_entry_names_is_what_was_uploaded():
         for number, part in zip(numbers, some.parts, strict=True):
             records, items = read_part(builder.store, PREFIX, part)
             assert bytes(records) == b"".join(
-                bytes(memoryview(piece)) for piece in commits[number].data()
+                bytes(memoryview(chunk)) for chunk in commits[number].data()
             )
             assert bytes(items) == bytes(CommitColumns.of(commits).items[number])
             assert (part.count, part.holes) == (4, 1)

@@ -50,11 +50,11 @@ def read_all(
 ) -> tuple[dict[int, bytes], list[Gap]]:
     found: dict[int, bytes] = {}
     gaps: list[Gap] = []
-    for piece in reader.batches(QueueOffset(start), **limits):
-        if isinstance(piece, Gap):
-            gaps.append(piece)
+    for chunk in reader.batches(QueueOffset(start), **limits):
+        if isinstance(chunk, Gap):
+            gaps.append(chunk)
         else:
-            new = rows(piece)
+            new = rows(chunk)
             assert not new.keys() & found.keys(), "nothing comes twice"
             assert not found or min(new) > max(found), "in order"
             found |= new
@@ -189,11 +189,11 @@ def test_offset_by_time_is_the_first_message_then_or_later_or_the_last_then_or_e
     builder, wanted, _ = build(steps, 0)
     batch_times = {o: TIME_MS + o for o, raw in wanted.items() if raw}
     reader = reader_of(builder)
-    for piece in reader.batches(QueueOffset(0)):  # inner messages bear the time of their batch
-        if isinstance(piece, TierBatch):
-            for n, stored in enumerate(piece.records.store_timestamps_ms.tolist()):
-                if piece.records.sizes[n]:
-                    batch_times[piece.records.base_offset + n] = stored
+    for chunk in reader.batches(QueueOffset(0)):  # inner messages bear the time of their batch
+        if isinstance(chunk, TierBatch):
+            for n, stored in enumerate(chunk.records.store_timestamps_ms.tolist()):
+                if chunk.records.sizes[n]:
+                    batch_times[chunk.records.base_offset + n] = stored
     asked = TIME_MS + time
     late = [o for o, stored in batch_times.items() if stored >= asked]
     early = [o for o, stored in batch_times.items() if stored <= asked]

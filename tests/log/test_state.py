@@ -333,7 +333,7 @@ def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], dr
     assert state.refused_parts == 0
     for one in states:
         assert MACHINE.load(json.loads(json.dumps(MACHINE.dump(one)))) == one
-        text = b"".join(MACHINE.dump_pieces(one))
+        text = b"".join(MACHINE.dump_chunks(one))
         assert text == json_text(MACHINE.dump(one))
         assert (again := MACHINE.load_text(text.decode())) == one
         assert hash(again.incarnation(QUEUE)) == hash(one.incarnation(QUEUE))
@@ -349,12 +349,12 @@ def test_a_state_of_real_parts_survives_its_checkpoint():
     assert MACHINE.load(json.loads(json.dumps(MACHINE.dump(state)))) == state
 
 
-def test_a_state_in_pieces_is_the_same_text_whatever_a_stranger_wrote_into_it():
+def test_a_state_in_chunks_is_the_same_text_whatever_a_stranger_wrote_into_it():
     state = replay([{**EPOCH, "holder": {"queues": []}}], [add(part(0, 0), 0)])
-    pieces = [*MACHINE.dump_pieces(state)]
-    assert b"".join(pieces) == json_text(MACHINE.dump(state))
-    assert len(pieces) > len(MACHINE.dump(state))
-    assert MACHINE.load_text(b"".join(pieces).decode()) == state
+    chunks = [*MACHINE.dump_chunks(state)]
+    assert b"".join(chunks) == json_text(MACHINE.dump(state))
+    assert len(chunks) > len(MACHINE.dump(state))
+    assert MACHINE.load_text(b"".join(chunks).decode()) == state
 
 
 def test_a_history_is_that_of_its_first_epoch():

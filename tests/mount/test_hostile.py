@@ -95,12 +95,12 @@ def test_any_request_is_answered(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=4))
-def test_any_bytes_end_their_connection_at_most(served: Mounted, pieces: list[bytes]):
+def test_any_bytes_end_their_connection_at_most(served: Mounted, chunks: list[bytes]):
     host, _, port = served.mount.address.rpartition(":")
     with socket.create_connection((host, int(port)), 10) as connection:
-        for piece in pieces:
+        for chunk in chunks:
             try:
-                connection.sendall(struct.pack(">I", len(piece)) + piece)
+                connection.sendall(struct.pack(">I", len(chunk)) + chunk)
             except ConnectionError:
                 break
     with served.client(Form.JSON) as other:

@@ -106,7 +106,7 @@ def test_golden_bytes():
 @given(TABLES, st.integers(0, 9))
 def test_a_state_is_the_same_when_it_is_read_again(table: dict[Any, Any], epoch: int):
     machine, state = MountMachine(), MountState(epoch, table)
-    assert machine.load(json.loads(b"".join(machine.dump_pieces(state)))) == state
+    assert machine.load(json.loads(b"".join(machine.dump_chunks(state)))) == state
 
 
 def test_what_comes_after_a_newer_epoch_is_no_history():

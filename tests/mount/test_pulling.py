@@ -162,7 +162,7 @@ def batch(positions: list[int], sizes: list[int], data: bytes, first_place: int 
     )
 
 
-def test_neighbours_go_in_one_piece_and_records_once():
+def test_neighbours_go_in_one_chunk_and_records_once():
     data = bytes(range(60))
     records = batch([0, 10, 10, 20, 40], [10, 10, 10, 10, 20], data)
     everything = Taken(records, np.arange(5), Side.TIER)
@@ -321,7 +321,7 @@ def test_holes_inner_batches_and_what_lies_apart_are_no_neighbours():
     assert not are_neighbours(batch([0, 0, 100], [100, 100, 100], bytes(200)))
 
 
-def test_a_record_whose_items_came_in_two_pieces_goes_once():
+def test_a_record_whose_items_came_in_two_chunks_goes_once():
     one = Taken(batch([0, 10], [10, 10], bytes(range(20))), np.arange(2), Side.TIER)
     other = Taken(
         batch([0, 0, 10], [10, 10, 10], bytes(range(10, 30)), 10), np.arange(3), Side.TIER

@@ -326,7 +326,7 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
 ):
     url = captured_tier("s01-basic")[1]
     whole = restored(url, tmp_path)
-    pieces = iter([False] * stops_after)
+    chunks = iter([False] * stops_after)
     to = tmp_path / "stopped"
     with open_tier(url) as tier:
         plan = plan_restore(tier, RestoreSelection())
@@ -337,7 +337,7 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
             )
             return restore.run().is_complete
 
-        assert not run(lambda: next(pieces, True))
+        assert not run(lambda: next(chunks, True))
         assert not to.exists()
         assert not (half(to) / "commitlog").exists()  # where a broker would look
         with pytest.raises(InvalidError, match="something else"):
@@ -573,7 +573,7 @@ def test_a_sync_that_failed_once_is_not_made_good_by_the_next(
 def test_a_disk_that_was_full_for_a_while_loses_and_doubles_nothing(
     full: str, captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A piece that was read, and is not in the log or only half, is read again."""
+    """A chunk that was read, and is not in the log or only half, is read again."""
     url, to = captured_tier("s01-basic")[1], tmp_path / "restored"
     whole = restored(url, tmp_path / "whole")
     monkeypatch.setattr(module, "SAVE_BYTES", 64 << 10)
@@ -685,7 +685,7 @@ def test_nothing_to_restore_is_an_error(captured_tier: Tier, tmp_path: Path):
 
 
 def piecewise(url: str, to: Path, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Restore in pieces of 64 KiB, or go on; whether it came to the end."""
+    """Restore in chunks of 64 KiB, or go on; whether it came to the end."""
     with open_tier(url) as tier:
         plan = plan_restore(tier, RestoreSelection())
         made = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1, stop=stop)

@@ -70,8 +70,8 @@ async def connect(port: int) -> Streams:
 
 
 def frame(code: int, opaque: int = 1, flag: int = 0, body: bytes = b"") -> bytes:
-    pieces = (body,) if body else ()
-    return b"".join(encode(Command(code, opaque, flag, body=pieces, form=Form.ROCKETMQ)))
+    chunks = (body,) if body else ()
+    return b"".join(encode(Command(code, opaque, flag, body=chunks, form=Form.ROCKETMQ)))
 
 
 async def receive(reader: asyncio.StreamReader) -> Command:
@@ -299,8 +299,8 @@ def test_who_takes_an_answer_slowly_but_steadily_gets_it():
             client.setblocking(False)
             client.send(frame(LARGE))
             left = size
-            while left > 0 and (piece := await loop.sock_recv(client, 1 << 18)):
-                left -= len(piece)
+            while left > 0 and (chunk := await loop.sock_recv(client, 1 << 18)):
+                left -= len(chunk)
                 await asyncio.sleep(0.02)
             assert left <= 0
             assert not server.counters.dropped

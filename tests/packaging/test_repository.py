@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# In pieces, so that this file does not name them itself.
+# In chunks, so that this file does not name them itself.
 HOSTS = [
     "pypi" + ".org",
     "python" + "hosted.org",

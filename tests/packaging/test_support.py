@@ -10,7 +10,7 @@ ROOTS = frozenset({"support", "simulation"})
 """Folders of tests whose modules others may import; the second is a program of its own, with tests."""
 IN_A_CHILD = re.compile(r"(?:from|import) [\w.]*\b(?:test_\w+|conftest)\b")
 """The same in the text of a program that a test runs."""
-CHILD = "from a." + "test_two import x"  # in pieces, so that this file is not found itself
+CHILD = "from a." + "test_two import x"  # in chunks, so that this file is not found itself
 LINE = re.compile(r"^- `(\w+)`: (.+)$", re.MULTILINE)
 
 

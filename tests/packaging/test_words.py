@@ -22,6 +22,9 @@ INSTEAD = {
     r"who (was|has) (killed|died)": "a process that",
     r"partings?": "divergence",
     r"(shelf|shelves)": "LRU list",
+    r"lanes?": "queue",
+    r"stretch(es)?": "range",
+    r"work(shop|bench)": "context",
 }
 """Each on the left is not English, or is a word of ours for what the field calls as on the right."""
 

@@ -145,7 +145,7 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     from tiered.api.stores import open_metered, with_retries
     from tiered.archive.body_formats import read_wishes
     from tiered.archive.job import run_job
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
     from tiered.clock import SystemClock
     from tiered.spark.driver import SparkOrder, spark_engine
     from tiered.upkeep.engine import local_engine
@@ -160,11 +160,11 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     formats = [more] if more in {"json", "text"} else []
     has_records = more == "records"
     wishes = read_wishes(formats, [], [], has_records=has_records, read=lambda _name: b"")
-    at = Workshop(tier, place, archive, bare, clock, rng, wishes=wishes)
+    at = JobContext(tier, place, archive, bare, clock, rng, wishes=wishes)
     pa.set_cpu_count(1)
     pa.array(["x"]).to_numpy(zero_copy_only=False)
     if engine == "local":
-        work, spark = local_engine(at.bench, 1), None
+        work, spark = local_engine(at.context, 1), None
     else:
         spark = session("ours")
         work = spark_engine(spark, SparkOrder(tier_url, place.prefix, url, S3Options()))

@@ -54,20 +54,20 @@ def core(_folder: Path, sizes: Sizes) -> dict[str, float]:
     from tiered.format.record import QUEUE_OFFSET_AT, encode_record
     from tiered.model import MessageQueue, QueueOffset
 
-    queue, piece, mark = MessageQueue("prices", 0), 8192, b"k00000000"
+    queue, chunk, mark = MessageQueue("prices", 0), 8192, b"k00000000"
     raw = encode_record(
         make(topic="prices", queue_offset=0, properties_raw=b"KEYS\x01" + mark, body=b"x" * 920)
     )
     at = raw.rindex(mark) + 1
-    batch = make_batch(queue, 0, [raw] * piece, [5] * piece)
-    rows = np.frombuffer(bytearray(batch.data), np.uint8).reshape(piece, len(raw))
+    batch = make_batch(queue, 0, [raw] * chunk, [5] * chunk)
+    rows = np.frombuffer(bytearray(batch.data), np.uint8).reshape(chunk, len(raw))
     batch.data = rows.data
     digits = 10 ** np.arange(7, -1, -1)
     cpu_s = 0.0
 
     def looked() -> Any:
-        for first in range(0, sizes.messages, piece):
-            numbers = np.arange(first, first + piece, dtype=np.uint64)
+        for first in range(0, sizes.messages, chunk):
+            numbers = np.arange(first, first + chunk, dtype=np.uint64)
             hashed = numbers * np.uint64(FACTOR) + np.uint64(ADDED)
             key = (hashed >> np.uint64(33)) % np.uint64(sizes.keys)
             rows[:, at : at + 8] = (key[:, None] // digits.astype(np.uint64)) % 10 + 48
@@ -78,7 +78,7 @@ def core(_folder: Path, sizes: Sizes) -> dict[str, float]:
             yield first
 
     newest = Newest(sizes.keys)
-    end = -(-sizes.messages // piece) * piece
+    end = -(-sizes.messages // chunk) * chunk
     for _ in looked():
         begun = time.thread_time()
         for records in keyed_records(batch):
@@ -91,10 +91,10 @@ def core(_folder: Path, sizes: Sizes) -> dict[str, float]:
     view = memoryview(rows).cast("B")
     for first in looked():
         begun = time.thread_time()
-        kept = np.flatnonzero(is_among(stay, np.arange(first, first + piece)))
+        kept = np.flatnonzero(is_among(stay, np.arange(first, first + chunk)))
         starts = kept * len(raw)
-        pieces = map(slice, starts.tolist(), (starts + len(raw)).tolist())
-        left += len(bytearray().join(map(view.__getitem__, pieces)))
+        chunks = map(slice, starts.tolist(), (starts + len(raw)).tolist())
+        left += len(bytearray().join(map(view.__getitem__, chunks)))
         cpu_s += time.thread_time() - begun
     assert left == sizes.keys * len(raw)
     return {"messages": end, "log_bytes": end * len(raw), "left_bytes": left, "cpu_s": cpu_s,

@@ -10,7 +10,7 @@ run it with the Python that `make test` sets up.
 
 - copy        `cp --reflink=never` of the commit log into the tier's folder, from page cache to page
               cache; and again with fsync
-- crc         CRC32 of the commit log in 8 MiB pieces; and of each body, compared with the CRC of
+- crc         CRC32 of the commit log in 8 MiB chunks; and of each body, compared with the CRC of
               its record
 - put, get    objects of 8 MiB (the first bytes of the commit log), 4 requests at a time, with
               obstore and with boto3. The null server counts bodies and drops them, and answers a
@@ -135,7 +135,7 @@ def measure_copy(files: list[tuple[Path, int]], tier: Path, runs: int) -> None:
 
 
 def measure_crc(files: list[tuple[Path, int]], runs: int) -> None:
-    def pieces() -> int:
+    def chunks() -> int:
         for path, end in files:
             with path.open("rb") as file:
                 for at in range(0, end, OBJECT_BYTES):
@@ -151,7 +151,7 @@ def measure_crc(files: list[tuple[Path, int]], runs: int) -> None:
                 size += record
         return size
 
-    measure("crc", pieces, runs, of="8 MiB pieces")
+    measure("crc", chunks, runs, of="8 MiB chunks")
     measure("crc", bodies, runs, of="each body, checked")
 
 
@@ -268,8 +268,8 @@ def measure_s3(
     server_name: str, files: list[tuple[Path, int]], objects: int, runs: int, nulls3: Path
 ) -> None:
     with files[0][0].open("rb") as file:
-        pieces = min(objects, max(1, files[0][1] // OBJECT_BYTES))
-        data = [file.read(OBJECT_BYTES) for _ in range(pieces)]
+        chunks = min(objects, max(1, files[0][1] // OBJECT_BYTES))
+        data = [file.read(OBJECT_BYTES) for _ in range(chunks)]
     while len(data) < objects:
         data.append(data[-1])
     with (
@@ -278,7 +278,7 @@ def measure_s3(
     ):
         for name, (put, get) in clients(server.url).items():
             # The null server reads the size of the answer from the end of the key.
-            keys = [f"{i:04d}/o{len(piece)}" for i, piece in enumerate(data)]
+            keys = [f"{i:04d}/o{len(chunk)}" for i, chunk in enumerate(data)]
             facts = {"client": name, "against": server_name, "objects": len(data)}
             measure("put", partial(put_all, pool, put, keys, data), runs, server.pid, **facts)
             measure("get", partial(get_all, pool, get, keys, data), runs, server.pid, **facts)

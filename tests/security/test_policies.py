@@ -420,7 +420,7 @@ def test_an_archiver_reads_the_tier_and_writes_its_archive(
         store.delete("topic=orders/part-0.parquet")
     store.close()
     client = actors.client("archiver")
-    try:  # as Spark writes: in several pieces
+    try:  # as Spark writes: in several chunks
         _multipart(client, actors.bucket, "archive/big", random.Random(1).randbytes(100))
     finally:
         client.close()

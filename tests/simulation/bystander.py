@@ -165,7 +165,7 @@ class Bystander(Owner):
             if found is None:
                 return
             courses += [one for one in history.courses[key] if all(one is not c for c in courses)]
-            begin, pieces = self._pieces(found, at)
+            begin, chunks = self._chunks(found, at)
             low = max(incarnation.min for incarnation in history.incarnations(key))
             may = begin == at or (is_first and at < begin <= low)
             require(may, f"I1: {key} goes on at {begin}, not at {at}")
@@ -175,15 +175,15 @@ class Bystander(Owner):
                 for one in courses
                 if all(
                     one.get(n) == raw or (raw == COMPACTED and n in gone)
-                    for n, raw in enumerate(pieces, begin)
+                    for n, raw in enumerate(chunks, begin)
                 )
             ]
             require(bool(courses), f"I3: {key} at {begin} is not of one course of events")
-            at, is_first = QueueOffset(begin + len(pieces)), False
+            at, is_first = QueueOffset(begin + len(chunks)), False
             self.world.count("read beside" if self._fetcher is None else "read ahead beside")
 
     @staticmethod
-    def _pieces(found: TierBatch | Gap, at: int) -> tuple[int, list[bytes]]:
+    def _chunks(found: TierBatch | Gap, at: int) -> tuple[int, list[bytes]]:
         """What was read, by offset: where it begins, and the records, or that there are none."""
         if isinstance(found, Gap):
             begin = max(

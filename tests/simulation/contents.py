@@ -202,14 +202,14 @@ def table_bytes(sections: Sequence[Section]) -> bytes:
     """Undo ``table``, for an entry that nobody of ours makes."""
     names = sorted({one.topic for one in sections})
     is_sparse = any(one.gone or one.log_gone for one in sections)
-    pieces = [struct.pack(">I", len(names) | (_SPARSE if is_sparse else 0))]
-    pieces += [struct.pack(">H", len(name.encode())) + name.encode() for name in names]
+    chunks = [struct.pack(">I", len(names) | (_SPARSE if is_sparse else 0))]
+    chunks += [struct.pack(">H", len(name.encode())) + name.encode() for name in names]
     for name, kind in _COLUMNS + (_SPARSE_COLUMNS if is_sparse else ()):
         values = [
             names.index(one.topic) if name == "topic" else getattr(one, name) for one in sections
         ]
-        pieces.append(struct.pack(f">{len(values)}{kind}", *values))
-    return zstandard.ZstdCompressor().compress(b"".join(pieces))
+        chunks.append(struct.pack(f">{len(values)}{kind}", *values))
+    return zstandard.ZstdCompressor().compress(b"".join(chunks))
 
 
 def bundle(data: bytes) -> tuple[list[Section], int]:
@@ -271,18 +271,18 @@ def _payload(data: bytes, one: Section) -> tuple[bytes, bytes]:
     end = items_at + items_bytes
     assert zlib.crc32(view[:end]) == one.crc
     dictionary = zstandard.ZstdCompressionDict(view[one.stored_bytes : items_at])
-    pieces, at = [], 0
+    chunks, at = [], 0
     for number, (size, crc) in enumerate(struct.iter_unpack(">II", view[end:])):
         assert zlib.crc32(view[at : at + size]) == crc
         if number < count:
             whole = min(_PACKED_BLOCK_BYTES, one.records_bytes - number * _PACKED_BLOCK_BYTES)
             frame = zstandard.ZstdDecompressor(dict_data=dictionary if dictionary_bytes else None)
-            pieces.append(
+            chunks.append(
                 view[at : at + size] if size == whole else frame.decompress(view[at : at + size])
             )
         at += size
     assert at == end
-    return b"".join(pieces), view[items_at:end]
+    return b"".join(chunks), view[items_at:end]
 
 
 def _cut(data: bytes, size: int) -> list[bytes]:

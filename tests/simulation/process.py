@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simulation.history import ViolationError, require
 from simulation.scheduler import Owner, SimClock, SimLock
 
-from backends.base import as_pieces
+from backends.base import as_chunks
 from backends.errors import BackendError, UnavailableError, UnknownOutcomeError
 from backends.registry import PREFIX as PROBES
 from backends.testing.faulty import SimulatedCrash
@@ -87,7 +87,7 @@ class SimStore(WrappingStore):
         return done
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        body, ledger = b"".join(as_pieces(data)), self._world.ledger
+        body, ledger = b"".join(as_chunks(data)), self._world.ledger
         self._write(
             key,
             lambda: self._inner.put_if_absent(key, body),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
-from support.archive_jobs import archive, sealed_tier, workshop
+from support.archive_jobs import archive, job_context, sealed_tier
 from support.archive_states import PLACE as PLACED
 from support.archive_states import state as many_archived
 from support.archive_states import tier as many
@@ -28,7 +28,7 @@ from support.tiers import PLACE, QUEUE, TIME_MS, TierBuilder
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.archive.machine import ArchiveState
-from tiered.archive.model import ArchiveLane
+from tiered.archive.model import ArchiveQueue
 from tiered.archive.parquet import bits_of, can_hold, xxh64
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
 from tiered.archive.tables import choose_groups, explain, plan_files
@@ -37,6 +37,7 @@ from tiered.log.parts import Segment, Segments
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
 from tiered.spark.frames import _named, file_list, file_uris, report, uri_of
+from tiered.spark.offset_ranges import Key, packed, plan_tier, read_range
 from tiered.spark.options import (
     OF_TIER,
     READ,
@@ -50,7 +51,6 @@ from tiered.spark.options import (
 )
 from tiered.spark.positions import Position, Rules, advance
 from tiered.spark.source import ArchiveSource
-from tiered.spark.stretches import Key, packed, plan_tier, read_stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_times_that_no_calendar_of_python_has() -> None:
         mails = [Mail(("k",), time_ms=far_ms + 10 * number), Mail((), time_ms=TIME_MS)]
         tier.post(QUEUE, mails, roll=bool(number))
     tier.post(QUEUE, [Mail()], roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     found = explain(at.archive, selection_of({"from": str(far_ms + 1)}))
     assert (found.files_left, found.rows, found.rows_all) == ({"store_ts": 3}, 1, 4)
@@ -180,7 +180,7 @@ def test_rows_are_chosen_exactly() -> None:
 
 def test_an_archive_says_what_it_leaves_out() -> None:
     tier = sealed_tier([b"a", b"b"], [b"c"], [b"d", b"e"])
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     found = explain(at.archive, ALL)
     assert (len(found.files), found.groups, found.rows, found.rows_all) == (3, 3, 5, 5)
@@ -206,7 +206,7 @@ def test_an_archive_says_what_it_leaves_out() -> None:
 
 def test_names_of_files_for_others(tmp_path: Path) -> None:
     tier = sealed_tier([b"a"])
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     (uri,) = file_uris(at.archive)
     assert uri.startswith("memory://")
@@ -222,8 +222,8 @@ def bodies(tier: TierBuilder, wanted: Selection) -> list[bytes]:
     plan = plan_tier({PLACE: tier.journal.state}, wanted)
     return [
         body
-        for stretch in plan.stretches
-        for rows in read_stretch(tier.store, stretch, wanted)
+        for offset_range in plan.offset_ranges
+        for rows in read_range(tier.store, offset_range, wanted)
         for body in rows.column("body").to_pylist()
     ]
 
@@ -239,7 +239,7 @@ def test_a_tier_is_read_where_something_is_wanted() -> None:
     assert bodies(tier, ALL) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     plan = plan_tier(states, ALL)
     assert (plan.parts_left, plan.missing) == ({"holes": 1}, 3)
-    assert [(s.task.start, s.task.end) for s in plan.stretches] == [(0, 3), (5, 7), (10, 11)]
+    assert [(s.task.start, s.task.end) for s in plan.offset_ranges] == [(0, 3), (5, 7), (10, 11)]
     assert bodies(tier, selection_of({"from-offset": "2", "until-offset": "6"})) == [b"c", b"d"]
     wanted = selection_of({"from": str(TIME_MS + 1), "until": str(TIME_MS + 3)})
     assert bodies(tier, wanted) == [b"b", b"c"]
@@ -249,13 +249,17 @@ def test_a_tier_is_read_where_something_is_wanted() -> None:
         plan_tier(states, ALL.among("topic", ["nope"]))
 
 
-def test_small_stretches_share_a_partition() -> None:
+def test_small_offset_ranges_share_a_partition() -> None:
     tier = Broker()
     for _ in range(5):
         tier.add([b"x" * 100], roll=True)
-    stretches = plan_tier({PLACE: tier.journal.state}, ALL).stretches
-    assert [len(group) for group in packed(stretches, 2 * stretches[0].size_bytes)] == [2, 2, 1]
-    assert [len(group) for group in packed(stretches, 1)] == [1] * 5
+    offset_ranges = plan_tier({PLACE: tier.journal.state}, ALL).offset_ranges
+    assert [len(group) for group in packed(offset_ranges, 2 * offset_ranges[0].size_bytes)] == [
+        2,
+        2,
+        1,
+    ]
+    assert [len(group) for group in packed(offset_ranges, 1)] == [1] * 5
     assert packed([], 1) == []
 
 
@@ -270,7 +274,7 @@ def test_planning_beside_an_archive_with_many_gaps_looks_at_each_segment_a_few_t
     of_row = Segments._segment
     monkeypatch.setattr(Segments, "_segment", lambda *of: made.append(of_row(*of)) or made[-1])
     found = plan_tier({PLACED: there}, ALL, archive)
-    assert [one.task.start for one in found.stretches] == [n * 100 for n in range(1, count, 2)]
+    assert [one.task.start for one in found.offset_ranges] == [n * 100 for n in range(1, count, 2)]
     assert len(found.files) == count // 2
     key, start = Key("c", "b", "t", 0), Position.at(0, 0, 0)
     end = advance({PLACED: there}, {key: start}, Rules(), archive=archive)
@@ -281,10 +285,10 @@ def test_planning_beside_an_archive_with_many_gaps_looks_at_each_segment_a_few_t
 def test_what_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
     tier = Broker()
     tier.add([b"a", (2, b"this is no batch"), b"b"])
-    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (offset_range,) = plan_tier({PLACE: tier.journal.state}, ALL).offset_ranges
     with pytest.raises(DataError, match=r"offset 1 cannot be unpacked.*on-bad"):
-        list(read_stretch(tier.store, stretch, ALL))
-    rows = list(read_stretch(tier.store, stretch, ALL, on_bad="skip"))
+        list(read_range(tier.store, offset_range, ALL))
+    rows = list(read_range(tier.store, offset_range, ALL, on_bad="skip"))
     assert "2 messages cannot be unpacked and are left out, the first at offset 1" in caplog.text
     assert [body for some in rows for body in some.column("body").to_pylist()] == [b"a", b"b"]
 
@@ -298,82 +302,82 @@ def test_damage_is_named_whole_and_a_condition_reads_what_lies_beside_it() -> No
         data[at + (block << 16) + 500] ^= 1
     tier.store.delete(key)
     tier.store.put_if_absent(key, bytes(data))
-    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (offset_range,) = plan_tier({PLACE: tier.journal.state}, ALL).offset_ranges
     with pytest.raises(DataError, match="are damaged") as told:
-        list(read_stretch(tier.store, stretch, ALL))
+        list(read_range(tier.store, offset_range, ALL))
     (low, end), (again, last) = [
         map(int, one) for one in re.findall(r"\[(\d+), (\d+)\) ?", told.value.what)[:2]
     ]
     assert 0 < low < end < again < last < 400
     for first, behind in ((0, low), (end, again), (last, 400)):
         wanted = ALL.within("queue_offset", first, behind - 1)
-        (some,) = plan_tier({PLACE: tier.journal.state}, wanted).stretches
-        rows = sum(one.num_rows for one in read_stretch(tier.store, some, wanted))
+        (some,) = plan_tier({PLACE: tier.journal.state}, wanted).offset_ranges
+        rows = sum(one.num_rows for one in read_range(tier.store, some, wanted))
         assert rows == behind - first
 
 
 def test_columns_that_nobody_asked_for_are_not_made() -> None:
     tier = Broker()
     tier.add([b"a", None, b"b"])
-    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
-    (every,) = read_stretch(tier.store, stretch, ALL)
+    (offset_range,) = plan_tier({PLACE: tier.journal.state}, ALL).offset_ranges
+    (every,) = read_range(tier.store, offset_range, ALL)
     for name in every.schema.names:
-        (some,) = read_stretch(tier.store, stretch, ALL, names=[name])
+        (some,) = read_range(tier.store, offset_range, ALL, names=[name])
         assert set(some.schema.names) == {name, "queue_offset"}
         assert some.column(name).equals(every.column(name))
     wanted = ALL.among("tag", ["nope"])
-    assert [r.num_rows for r in read_stretch(tier.store, stretch, wanted, names=["body"])] == [0]
+    assert [r.num_rows for r in read_range(tier.store, offset_range, wanted, names=["body"])] == [0]
 
 
 def test_what_happens_to_a_tier_while_it_is_read() -> None:
     tier = Broker()
     tier.add([b"a", b"b"])
     tier.add([b"c"], roll=True)
-    old, last = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    old, last = plan_tier({PLACE: tier.journal.state}, ALL).offset_ranges
     (incarnation,) = tier.journal.state.queues[QUEUE]
     parts = incarnation.segments[0].parts
     for part in parts:
         tier.store.delete(PLACE.prefix + part.log.key)
     with pytest.raises(DataError, match="gone"):
-        list(read_stretch(tier.store, old, ALL))
+        list(read_range(tier.store, old, ALL))
     tier.expire(2)
     with pytest.raises(ExpiredError):
-        list(read_stretch(tier.store, old, ALL))
-    assert [some.num_rows for some in read_stretch(tier.store, last, ALL)] == [1]
+        list(read_range(tier.store, old, ALL))
+    assert [some.num_rows for some in read_range(tier.store, last, ALL)] == [1]
 
 
 def test_what_was_truncated_since_is_read_as_it_was_planned() -> None:
     tier = Broker()
     tier.add([b"a", b"b"])
     tier.add([b"old"], roll=True)
-    (one, two) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (one, two) = plan_tier({PLACE: tier.journal.state}, ALL).offset_ranges
     keys = [part.log.key for part in two.task.parts]
     tier.truncate(2)
     tier.add([b"new"], roll=True)
     bodies = [
         body
-        for stretch in (one, two)
-        for rows in read_stretch(tier.store, stretch, ALL)
+        for offset_range in (one, two)
+        for rows in read_range(tier.store, offset_range, ALL)
         for body in rows.column("body").to_pylist()
     ]
     assert bodies == [b"a", b"b", b"old"]
     tier.expire(3, incarnation=0)
     tier.store.delete(PLACE.prefix + keys[0])
     with pytest.raises(ExpiredError, match="truncated"):
-        list(read_stretch(tier.store, two, ALL))
+        list(read_range(tier.store, two, ALL))
 
 
 def test_merged_parts_are_found_again() -> None:
     tier = Broker()
     tier.add([b"a"])
     tier.add([b"b"])
-    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (offset_range,) = plan_tier({PLACE: tier.journal.state}, ALL).offset_ranges
     before = named_bundles(tier)
     gather(tier)
     delete_unnamed(tier, before)
     assert len(named_bundles(tier)) == 1
     assert not named_bundles(tier) & before
-    rows = list(read_stretch(tier.store, stretch, ALL))
+    rows = list(read_range(tier.store, offset_range, ALL))
     assert [some.column("body").to_pylist() for some in rows] == [[b"a", b"b"]]
 
 
@@ -407,12 +411,12 @@ def test_how_s3_is_reached_is_taken_as_it_is_said() -> None:
             s3_options({"path-style": wrong})
 
 
-def test_lanes_that_nothing_is_wanted_of() -> None:
-    lane = ArchiveLane("c", "b", "bad-\udcff", 1, 2)
-    assert ALL.refuses(lane) == ""
-    assert ALL.among("topic", ["bad-\ufffd"]).refuses(lane) == ""
-    assert ALL.among("broker", ["x"]).refuses(lane) == "broker"
-    assert ALL.within("incarnation", 0, 1).refuses(lane) == "incarnation"
+def test_queues_that_nothing_is_wanted_of() -> None:
+    queue = ArchiveQueue("c", "b", "bad-\udcff", 1, 2)
+    assert ALL.refuses(queue) == ""
+    assert ALL.among("topic", ["bad-\ufffd"]).refuses(queue) == ""
+    assert ALL.among("broker", ["x"]).refuses(queue) == "broker"
+    assert ALL.within("incarnation", 0, 1).refuses(queue) == "incarnation"
 
 
 def test_a_report_of_what_is_left_out(sealed: Callable[[str], Sealed], archive_url: str) -> None:
@@ -443,7 +447,7 @@ def test_a_column_that_no_topic_has_is_refused_with_the_one_that_was_meant(tmp_p
             tier.add([b'{"amount": 1}'], queue=queue, roll=True)
             tier.add([b"{}"], queue=queue, roll=True)
         wished = wishes("json", schema=b"amount BIGINT")
-        at = replace(workshop(tier.store, store), wishes=wished)
+        at = replace(job_context(tier.store, store), wishes=wished)
         archive(replace(at, takes=lambda topic: topic == QUEUE.topic))
         archive(replace(at, wishes=wishes()))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.archive_jobs import archive, workshop
+from support.archive_jobs import archive, job_context
 from support.archive_merges import merged
 from support.compacting import ALWAYS, workplace
 from support.keyed import KeyedTier, Mail
@@ -23,24 +23,24 @@ from tiered.archive.selection import Selection, selection_of
 from tiered.archive.tables import read_archive
 from tiered.errors import DataError, InvalidError
 from tiered.model import MessageQueue
-from tiered.spark.options import in_one_option, plain_names
-from tiered.spark.positions import positions_of
-from tiered.spark.source import TierBatchReader, TierPartition, TierSource
-from tiered.spark.stretches import (
+from tiered.spark.offset_ranges import (
     FetchedStore,
     is_ahead,
     packed,
     pins_of,
     plan_tier,
-    read_stretch,
+    read_range,
 )
+from tiered.spark.options import in_one_option, plain_names
+from tiered.spark.positions import positions_of
+from tiered.spark.source import TierBatchReader, TierPartition, TierSource
 from tiered.upkeep.compact import Compactor, CompactSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ByteRange
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
 Row = tuple[str, int, int, bytes]
 
@@ -62,8 +62,8 @@ class Both:
         return self.place.tier
 
     @property
-    def job(self) -> Workshop:
-        return workshop(self.tier.store, self.place.archive, self.rng.randrange(99))
+    def job(self) -> JobContext:
+        return job_context(self.tier.store, self.place.archive, self.rng.randrange(99))
 
     def add(self, count: int, queue: MessageQueue = QUEUE, *, roll: bool = True) -> None:
         incarnation = self.tier.journal.state.incarnation(queue)
@@ -84,11 +84,14 @@ class Both:
         """Of the queue's present incarnation what is archived, as `expire --archived` does it."""
         incarnation = self.tier.journal.state.incarnation(QUEUE)
         state = read_archive(self.place.archive)
-        for lane, stretches in state.lanes.items():
-            if incarnation and (lane.queue, lane.incarnation) == (QUEUE, incarnation.number):
+        for queue, offset_ranges in state.queues.items():
+            if incarnation and (queue.message_queue, queue.incarnation) == (
+                QUEUE,
+                incarnation.number,
+            ):
                 ends = {int(s.parts.queue_end) for s in incarnation.segments[:-1] if s.parts}
                 done = incarnation.min_offset
-                for one in stretches:
+                for one in offset_ranges:
                     done = one.end if one.start <= done < one.end and one.end in ends else done
                 if done > incarnation.min_offset:
                     self.tier.expire(done)
@@ -144,8 +147,8 @@ def test_what_was_truncated_of_an_archive_does_not_count(both: Both) -> None:
     assert sorted(both.rows()) == both.wanted()
     state = read_archive(both.place.archive)
     plan = plan_tier({PLACE: both.tier.journal.state}, Selection(), state)
-    (lane,) = state.lanes
-    assert plan.cuts == {lane: 6}
+    (queue,) = state.queues
+    assert plan.cuts == {queue: 6}
     both.add(1)
     archive(both.job)
     assert sorted(both.rows()) == both.wanted()
@@ -227,7 +230,7 @@ def test_a_frame_reads_what_was_pinned_wherever_it_lies(both: Both) -> None:
     both.add(2)
     state = read_archive(both.place.archive)
     plan = plan_tier({PLACE: both.tier.journal.state}, Selection(), state)
-    pins = in_one_option(pins_of(plan.stretches))
+    pins = in_one_option(pins_of(plan.offset_ranges))
     wanted = sorted(both.rows(pinned=pins))
     assert [row[2] for row in wanted] == list(range(8, 18)), "the third segment was still open"
     both.add(5)
@@ -251,9 +254,9 @@ def test_what_was_pinned_and_is_nowhere_any_more_is_said(both: Both) -> None:
     at = both.job
     archive(replace(at, takes=lambda topic: topic == OTHER.topic))
     plan = plan_tier({PLACE: both.tier.journal.state}, Selection())
-    pins = in_one_option(pins_of(plan.stretches))
+    pins = in_one_option(pins_of(plan.offset_ranges))
     assert len(both.rows(pinned=pins)) == 10
-    assert len(plan_tier({PLACE: both.tier.journal.state}, narrow).stretches) == 2
+    assert len(plan_tier({PLACE: both.tier.journal.state}, narrow).offset_ranges) == 2
     both.tier.expire(4)
     with pytest.raises(DataError, match=r"4 messages of c/b .* have expired since it was made"):
         both.rows(pinned=pins)
@@ -440,25 +443,29 @@ def test_what_lies_in_a_bundle_is_fetched_once_by_one_task() -> None:
     tier = Broker()
     rounds(tier, 6, 20)
     plan = plan_tier({PLACE: tier.journal.state}, Selection())
-    assert len(plan.stretches) == 20
-    size = sum(one.size_bytes for one in plan.stretches)
-    groups = packed(plan.stretches, size // 3)
+    assert len(plan.offset_ranges) == 20
+    size = sum(one.size_bytes for one in plan.offset_ranges)
+    groups = packed(plan.offset_ranges, size // 3)
     assert len(groups) == 3
     bundles = [{b.key for one in group for b in one.task.parts.bundles} for group in groups]
     assert len(set.union(*bundles)) == sum(map(len, bundles)) == 6, "no bundle is in two"
-    assert all(len(group) == 20 for group in groups), "neighbours of a queue are one stretch again"
+    assert all(len(group) == 20 for group in groups), (
+        "neighbours of a queue are one offset range again"
+    )
     counted = Counted(tier.store)
     rows = [
         (row["queue_id"], row["queue_offset"])
         for group in groups
         for fetched in [FetchedStore(counted, group)]
         for one in group
-        for rows in read_stretch(fetched, one, Selection())
+        for rows in read_range(fetched, one, Selection())
         for row in rows.select(["queue_id", "queue_offset"]).to_pylist()
     ]
     assert sorted(rows) == [(queue, offset) for queue in range(20) for offset in range(12)]
     assert len(counted.asked) == 6, "a request for each bundle, not one for each queue"
-    whole, some = (len(pickle.dumps(TierPartition(group))) for group in (plan.stretches, groups[0]))
+    whole, some = (
+        len(pickle.dumps(TierPartition(group))) for group in (plan.offset_ranges, groups[0])
+    )
     assert some < whole / 2, "a worker gets the rows of its own parts alone"
 
 
@@ -472,9 +479,9 @@ def test_a_byte_that_was_wrong_on_its_way_is_asked_for_again() -> None:
             return data if "journal" in key else bytes([data[0] ^ 1]) + data[1:]
 
     counted = Wrong(tier.store)
-    (group,) = packed(plan_tier({PLACE: tier.journal.state}, Selection()).stretches, 1 << 20)
+    (group,) = packed(plan_tier({PLACE: tier.journal.state}, Selection()).offset_ranges, 1 << 20)
     fetched = FetchedStore(counted, group)
-    found = [rows.num_rows for one in group for rows in read_stretch(fetched, one, Selection())]
+    found = [rows.num_rows for one in group for rows in read_range(fetched, one, Selection())]
     assert found == [2] * 4
     assert len(counted.asked) == 2
 

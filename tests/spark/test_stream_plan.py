@@ -19,6 +19,7 @@ from tiered.archive.archived import _Group
 from tiered.archive.selection import Selection
 from tiered.errors import DataError, InvalidError
 from tiered.log.parts import Segments, TierState
+from tiered.spark.offset_ranges import SKIP, Key, plan_tier, read_range
 from tiered.spark.positions import (
     AGAIN,
     EARLIEST,
@@ -33,7 +34,6 @@ from tiered.spark.positions import (
     shares,
     start_of,
 )
-from tiered.spark.stretches import SKIP, Key, plan_tier, read_stretch
 
 ALL = Selection()
 Row = tuple[str, int, int, bytes]
@@ -65,8 +65,8 @@ class Query:
     def again(self) -> list[Row]:
         end = positions_of(json.loads(json.dumps(self.log[-1])))
         found: list[Row] = []
-        for stretch in batch_of(self.states, end, ALL, self.rules).stretches:
-            for rows in read_stretch(self.tier.store, stretch, ALL):
+        for offset_range in batch_of(self.states, end, ALL, self.rules).offset_ranges:
+            for rows in read_range(self.tier.store, offset_range, ALL):
                 table = rows.select(["topic", "incarnation", "queue_offset", "body"])
                 found += [tuple(row.values()) for row in table.to_pylist()]
         return found
@@ -110,13 +110,15 @@ def test_limits_in_bytes_always_let_something_through() -> None:
 def test_a_batch_unpacks_what_it_takes_and_not_all_that_lies_ahead(
     limits: dict[str, int], kept: str
 ) -> None:
-    """Of 20,000 stretches or parts ahead a batch of two or three of them unpacked every one, each time."""
+    """Of 20,000 offset ranges or parts ahead a batch of two or three of them unpacked every one, each time."""
     known = loaded(state(1, range(20_000)))
     states = {PLACE: TierState() if kept == "archive" else loaded_tier(20_000)}
     archive = known if kept == "archive" else None
     begin = {Key("c", "b", "t", 0): Position.at(0, 0, 0)}
     with (
-        mock.patch.object(_Group, "stretches", autospec=True, side_effect=_Group.stretches) as rows,
+        mock.patch.object(
+            _Group, "offset_ranges", autospec=True, side_effect=_Group.offset_ranges
+        ) as rows,
         mock.patch.object(
             Segments, "_segment", autospec=True, side_effect=Segments._segment
         ) as parts,
@@ -125,9 +127,11 @@ def test_a_batch_unpacks_what_it_takes_and_not_all_that_lies_ahead(
             begin = advance(states, begin, Rules(), archive=archive, **limits)
             (at,) = begin.values()
             assert at.offset == 250 * number or (kept == "tier" and at.offset < 1000 * number)
-    stretches = sum(last - first for _, first, last in (call.args for call in rows.call_args_list))
-    assert stretches + parts.call_count < 1000
-    assert (stretches > 0) == (kept == "archive")
+    offset_ranges = sum(
+        last - first for _, first, last in (call.args for call in rows.call_args_list)
+    )
+    assert offset_ranges + parts.call_count < 1000
+    assert (offset_ranges > 0) == (kept == "archive")
 
 
 def loaded_tier(segments: int) -> TierState:
@@ -312,11 +316,11 @@ def test_whatever_happens(seed: int) -> None:
                 read(rng.choice([None, 1, 3]))
     while read(5):
         pass
-    stretches = plan_tier(query.states, ALL).stretches
+    offset_ranges = plan_tier(query.states, ALL).offset_ranges
     there = {
         (row["topic"], row["incarnation"], row["queue_offset"]): row["body"]
-        for stretch in stretches
-        for rows in read_stretch(tier.store, stretch, ALL)
+        for offset_range in offset_ranges
+        for rows in read_range(tier.store, offset_range, ALL)
         for row in rows.select(["topic", "incarnation", "queue_offset", "body"]).to_pylist()
     }
     assert {mark: told.get(mark) for mark in there} == there

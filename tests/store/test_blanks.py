@@ -43,9 +43,9 @@ def write(folder: Path, messages: list[NewMessage], file_bytes: int, *, cuts: in
     return put
 
 
-def write_some(descriptor: int, pieces: list[bytes], at: int) -> int:
+def write_some(descriptor: int, chunks: list[bytes], at: int) -> int:
     """As ``os.pwritev`` where the system takes a part only."""
-    raw = b"".join(pieces)
+    raw = b"".join(chunks)
     return os.pwrite(descriptor, raw[: 2 * len(raw) // 3 + 1], at)
 
 
@@ -77,12 +77,12 @@ def test_every_remainder(tmp_path: Path):
     queues=st.integers(1, 3),
     cuts=st.integers(0, 3),
     count_max=st.integers(1, 9),
-    pieces_max=st.sampled_from([0, 1, 3, 1024]),
+    chunks_max=st.sampled_from([0, 1, 3, 1024]),
 )
 def test_any_sizes(
-    *, bodies: list[int], file_bytes: int, queues: int, cuts: int, count_max: int, pieces_max: int
+    *, bodies: list[int], file_bytes: int, queues: int, cuts: int, count_max: int, chunks_max: int
 ):
-    """Whether what is written is joined or not (``pieces_max`` at once), and whatever of it the system takes."""
+    """Whether what is written is joined or not (``chunks_max`` at once), and whatever of it the system takes."""
     messages = [
         NewMessage("t", at % queues, bytes([at]) * size, tags=f"tag-{at}")
         for at, size in enumerate(bodies)
@@ -92,9 +92,9 @@ def test_any_sizes(
         if any(size > file_bytes - 250 for size in bodies):
             file_bytes += 900
         with pytest.MonkeyPatch.context() as patch:
-            if pieces_max:
-                patch.setattr(commitlog, "_PIECE_BYTES_MIN", 0)
-                patch.setattr(disk, "_PIECES_MAX", pieces_max)
+            if chunks_max:
+                patch.setattr(commitlog, "_CHUNK_BYTES_MIN", 0)
+                patch.setattr(disk, "_CHUNKS_MAX", chunks_max)
                 patch.setattr(os, "pwritev", write_some)
             put = write(path, messages, file_bytes, cuts=cuts)
         found = read_all(path, count_max)

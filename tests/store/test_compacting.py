@@ -321,17 +321,17 @@ def test_closing_leaves_a_pass_that_is_under_way_and_another_one_makes_it(
         send(store, *(f"k{n % 5}" for n in range(150)))
         compactions = store._compactions
         compactions.advance()
-        real, pieces = compactions._go_on, 0
+        real, chunks = compactions._go_on, 0
 
-        def at_the_last_piece() -> None:
-            nonlocal pieces
-            pieces += 1
-            if pieces >= len(log_of(store).files):  # all were judged, some are built again
+        def at_the_last_chunk() -> None:
+            nonlocal chunks
+            chunks += 1
+            if chunks >= len(log_of(store).files):  # all were judged, some are built again
                 compactions._stop.set()
             real()
 
         for mine in compactions._queues.values():
-            mine._go_on = at_the_last_piece
+            mine._go_on = at_the_last_chunk
         with pytest.raises(ClosedError):
             compactions.compact(by_hand=False)
         assert len(read(store)) == 150

@@ -1,4 +1,4 @@
-"""Consume queues are the same whether all queues of a piece are listed at once or one after another."""
+"""Consume queues are the same whether all queues of a chunk are listed at once or one after another."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STEPS = st.sampled_from([1, 1, 1, 1, 1, 1, 0, 2, -3])
         max_size=6,
     )
 )
-def test_at_once_is_one_after_another(pieces: list[list[tuple[int, int, int]]]):
+def test_at_once_is_one_after_another(chunks: list[list[tuple[int, int, int]]]):
     together, apart = Rows(), Rows()
     listings: list[Any] = []
     for rows in (together, apart):
@@ -75,9 +75,9 @@ def test_at_once_is_one_after_another(pieces: list[list[tuple[int, int, int]]]):
         listings.append(listing)
     listings[1]._list_plainly = lambda facts: facts.groups
     next_offsets = [7, 0, 150]
-    for number, piece in enumerate(pieces):
+    for number, chunk in enumerate(chunks):
         records = []
-        for queue, step, flag in piece:
+        for queue, step, flag in chunk:
             records.append((queue, next_offsets[queue], flag))
             next_offsets[queue] = max(0, next_offsets[queue] + step)
         for listing in listings:

@@ -372,22 +372,22 @@ def test_a_checkpoint_that_may_be_no_boundary(crashed: Crashed, tmp_path: Path, 
     check_exact(root, put)
 
 
-@pytest.mark.parametrize("pieces", [1, 15, 30])
+@pytest.mark.parametrize("chunks", [1, 15, 30])
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_crash_during_recovery(
-    crashed: Crashed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int, anew: bool
+    crashed: Crashed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks: int, anew: bool
 ):
     root, taken = tmp_path / "s", []
     shutil.copytree(crashed.root, root)
     real = Listing.take
 
     def take(self: Listing, facts: Facts) -> None:
-        if len(taken) == pieces:
+        if len(taken) == chunks:
             raise OSError(errno.EIO, "the machine stops here")
         taken.append(facts)
         real(self, facts)
 
-    monkeypatch.setattr(replaying, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(replaying, "CHUNK_BYTES", 4096)
     with monkeypatch.context() as patch:
         patch.setattr(Listing, "take", take)
         with pytest.raises(StoreUnavailableError, match="stops here"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TEXT = st.text(st.sampled_from("ab 1é"), max_size=5)
 NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "XKEYS", "KEYSX", "a", ""])
-PIECE = st.one_of(
+CHUNK = st.one_of(
     st.builds(lambda name, value: f"{name}\x01{value}\x02", NAMES, TEXT),
     st.sampled_from(["\x02", "\x01", "KEYS", "\x01\x02", "KEYS\x01a\x01b\x02", "TAGS\x01end"]),
 )
@@ -82,7 +82,7 @@ def check(block: RecordBlock) -> None:
 @settings(deadline=None, max_examples=120)
 @given(
     st.lists(
-        st.tuples(st.lists(PIECE, max_size=6).map("".join), st.sampled_from(["t", "other"])),
+        st.tuples(st.lists(CHUNK, max_size=6).map("".join), st.sampled_from(["t", "other"])),
         min_size=1,
         max_size=8,
     ),

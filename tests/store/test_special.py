@@ -230,12 +230,12 @@ def test_the_brokers_order():
 def blocks(root: Path) -> RecordBlock:
     """All records of a store."""
     data = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
-    pieces, at = [], 0
+    chunks, at = [], 0
     while (size := int.from_bytes(data[at : at + 4], "big")) > 0:
         if data[at + 4 : at + 8] != MAGIC_BLANK.to_bytes(4, "big"):
-            pieces.append((at, size))
+            chunks.append((at, size))
         at += size
-    positions, sizes = np.array(pieces, np.int64).T
+    positions, sizes = np.array(chunks, np.int64).T
     return parse_records(data, positions, sizes.astype(np.int32))
 
 

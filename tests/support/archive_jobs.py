@@ -13,7 +13,7 @@ from support.tiers import PLACE, QUEUE, TierBuilder
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.archive.audit import verify_archive
-from tiered.archive.job import Workshop, run_job
+from tiered.archive.job import JobContext, run_job
 from tiered.archive.lookup import build
 from tiered.archive.tables import read_archive
 from tiered.clock import ManualClock
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from tiered.upkeep.engine import Engine
 
 
-def workshop(tier: ObjectStore, archive: ObjectStore | None = None, seed: int = 0) -> Workshop:
+def job_context(tier: ObjectStore, archive: ObjectStore | None = None, seed: int = 0) -> JobContext:
     store = MemoryStore("archive") if archive is None else archive
-    return Workshop(tier, PLACE, store, store, ManualClock(), random.Random(seed))
+    return JobContext(tier, PLACE, store, store, ManualClock(), random.Random(seed))
 
 
-def archive(at: Workshop, jobs: int = 1) -> Result:
-    return run_job(at, local_engine(at.bench, jobs))
+def archive(at: JobContext, jobs: int = 1) -> Result:
+    return run_job(at, local_engine(at.context, jobs))
 
 
-def check(at: Workshop) -> Report:
-    report = verify_archive(at, local_engine(at.bench, 1))
+def check(at: JobContext) -> Report:
+    report = verify_archive(at, local_engine(at.context, 1))
     assert report.findings == []
     return report
 
 
 def alone(archive: ObjectStore) -> Engine:
     """What does work that needs no tier, in one thread."""
-    return local_engine(workshop(MemoryStore("tier"), archive).bench, 1)
+    return local_engine(job_context(MemoryStore("tier"), archive).context, 1)
 
 
 def as_engine(outcomes: Callable[[Any, Any], Iterable[Any]]) -> Engine:
@@ -60,9 +60,9 @@ def as_engine(outcomes: Callable[[Any, Any], Iterable[Any]]) -> Engine:
     return engine
 
 
-def all_outcomes(at: Workshop, do: Any, works: Iterable[Any]) -> list[Any]:
+def all_outcomes(at: JobContext, do: Any, works: Iterable[Any]) -> list[Any]:
     """What some work came to in one thread."""
-    with local_engine(at.bench, 1)(do, works) as outcomes:
+    with local_engine(at.context, 1)(do, works) as outcomes:
         return list(outcomes)
 
 
@@ -75,11 +75,11 @@ def index(archive: ObjectStore) -> Built:
     return built
 
 
-def keys(at: Workshop, prefix: str = "data/") -> list[str]:
+def keys(at: JobContext, prefix: str = "data/") -> list[str]:
     return [info.key for info in at.archive.list(prefix)]
 
 
-def rows(at: Workshop, prefix: str = "data/") -> list[dict[str, Any]]:
+def rows(at: JobContext, prefix: str = "data/") -> list[dict[str, Any]]:
     """Of all files that lie there, in order of key."""
     found = []
     for key in keys(at, prefix):
@@ -88,11 +88,11 @@ def rows(at: Workshop, prefix: str = "data/") -> list[dict[str, Any]]:
 
 
 def is_shared(key: str) -> bool:
-    """Whether several pieces lie in a file, by its key."""
+    """Whether several row ranges lie in a file, by its key."""
     return key.rpartition("/")[2].count("-") == 1
 
 
-def bodies(at: Workshop) -> dict[int, bytes]:
+def bodies(at: JobContext) -> dict[int, bytes]:
     return {row["queue_offset"]: row["body"] for row in rows(at)}
 
 
@@ -137,13 +137,13 @@ class Damaged(WrappingStore):
         return [self.get(key, one) for one in byte_ranges]
 
 
-def small(*topics: str) -> Workshop:
+def small(*topics: str) -> JobContext:
     """Topics of two segments with a message each."""
     tier = TierBuilder()
     for topic in topics:
         for number in range(3):
             tier.add([f"{topic} {number}".encode()], queue=MessageQueue(topic, 0), roll=True)
-    at = workshop(tier.store)
+    at = job_context(tier.store)
     archive(at)
     return at
 

@@ -13,7 +13,7 @@ from tiered.archive.tables import files_by_topic
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
     from tiered.archive.merging import Merged
 
 
@@ -34,18 +34,18 @@ def built(*, first: int = 0) -> TierBuilder:
     return tier
 
 
-def merged(at: Workshop, **more: Any) -> Merged:
+def merged(at: JobContext, **more: Any) -> Merged:
     log = log_writer(at)
-    plan = plan_merge(log.state, takes=lambda _lane: True, **more)
+    plan = plan_merge(log.state, takes=lambda _queue: True, **more)
     return merge(at, log, plan)
 
 
-def named(at: Workshop) -> list[str]:
+def named(at: JobContext) -> list[str]:
     found = files_by_topic(log_writer(at).state)
     return [file.key for some in found.values() for file in some]
 
 
-def seen(at: Workshop) -> list[dict[str, Any]]:
+def seen(at: JobContext) -> list[dict[str, Any]]:
     """All rows of the files that the log names, in order of topic, queue and offset."""
     found = [row for key in named(at) for row in rows(at, key)]
     return sorted(found, key=lambda row: (row["topic"], row["queue_id"], row["queue_offset"]))

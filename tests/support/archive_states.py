@@ -5,9 +5,9 @@ from __future__ import annotations
 from support.bundles import made_part
 
 from tiered.api.broker_place import Place
-from tiered.archive.archived import Stretches
+from tiered.archive.archived import OffsetRanges
 from tiered.archive.machine import ArchiveState
-from tiered.archive.model import Archived, ArchiveLane, ParquetFile
+from tiered.archive.model import Archived, ArchiveQueue, ParquetFile
 from tiered.archive.plan import plan_archive
 from tiered.log.parts import Incarnation, Parts, Segment, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
@@ -41,8 +41,8 @@ def archived(number: int) -> Archived:
 
 def state(queues: int, numbers: range) -> ArchiveState:
     found = tuple(map(archived, numbers))
-    lanes = (ArchiveLane("c", "b", "t", queue, 0) for queue in range(queues))
-    return ArchiveState(Stretches.of(dict.fromkeys(lanes, found)))
+    of_queues = (ArchiveQueue("c", "b", "t", queue, 0) for queue in range(queues))
+    return ArchiveState(OffsetRanges.of(dict.fromkeys(of_queues, found)))
 
 
 def plan(tier_state: TierState, archive: ArchiveState):

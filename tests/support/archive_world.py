@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pyarrow.parquet as pq
-from support.archive_jobs import workshop
+from support.archive_jobs import job_context
 from support.keyed import KeyedTier, Mail
 from zlib_ng import zlib_ng
 
@@ -52,8 +52,8 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tiered.archive.job import Workshop
-    from tiered.upkeep.engine import Workbench
+    from tiered.archive.job import JobContext
+    from tiered.upkeep.engine import WorkContext
 
 TOPIC = "t"
 QUEUES = [MessageQueue(TOPIC, number) for number in range(3)]
@@ -83,7 +83,7 @@ class Oracle:
     """What the log says, by its entries as they were created.
 
     Attributes:
-        stretches: By lane and first offset.
+        offset ranges: By queue and first offset.
         gone: Replaced files.
         condemned: Keys that were ever condemned.
     """
@@ -91,7 +91,7 @@ class Oracle:
     def __init__(self) -> None:
         self.last = 0
         self.early: dict[int, bytes] = {}
-        self.stretches: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.offset_ranges: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.tails: Counter[tuple[Any, ...]] = Counter()
         self.gone: set[str] = set()
         self.epoch = 0
@@ -108,7 +108,7 @@ class Oracle:
     def named(self) -> dict[str, tuple[int, int]]:
         """Size and CRC of each file."""
         found = {}
-        for one in self.stretches.values():
+        for one in self.offset_ranges.values():
             for key, _, _, _, size, crc, *_ in one["files"]:
                 found[key] = size, crc
             if one["side"]:
@@ -121,30 +121,30 @@ class Oracle:
         return not late
 
     def _fits(self, row: dict[str, Any]) -> bool:
-        lane = tuple(row["lane"])
+        queue = tuple(row["queue"])
         keys = [file[0] for file in row["files"]] + row["side"][:1]
         is_free = not any(
-            known == lane and one["start"] < row["end"] and row["start"] < one["end"]
-            for (known, _), one in self.stretches.items()
+            known == queue and one["start"] < row["end"] and row["start"] < one["end"]
+            for (known, _), one in self.offset_ranges.items()
         )
-        return is_free and row["tails"] == self.tails[lane] and self._lets(row, keys)
+        return is_free and row["tails"] == self.tails[queue] and self._lets(row, keys)
 
     def _add(self, row: dict[str, Any]) -> None:
-        self.stretches[tuple(row["lane"]), row["start"]] = row
+        self.offset_ranges[tuple(row["queue"]), row["start"]] = row
         self.gone -= {file[0] for file in row["files"]} | set(row["side"][:1])
 
     def _archive(self, action: dict[str, Any]) -> None:
-        if all(map(self._fits, action["stretches"])):
-            list(map(self._add, action["stretches"]))
+        if all(map(self._fits, action["offset_ranges"])):
+            list(map(self._add, action["offset_ranges"]))
 
     def _merge(self, action: dict[str, Any]) -> None:
         moves: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
         for new in action["files"]:
-            for lane, pieces in new["pieces"]:
-                moves |= {(tuple(lane), low): (key, new) for low, key in pieces}
+            for queue, row_ranges in new["row_ranges"]:
+                moves |= {(tuple(queue), low): (key, new) for low, key in row_ranges}
         there = {
-            (lane, file[1]): file
-            for (lane, _), one in self.stretches.items()
+            (queue, file[1]): file
+            for (queue, _), one in self.offset_ranges.items()
             for file in one["files"]
         }
         olds = {key for key, _ in moves.values()}
@@ -153,19 +153,19 @@ class Oracle:
         fits &= all(self._lets(new, [new["key"]]) for new in action["files"])
         if not fits:
             return
-        for (lane, _), one in self.stretches.items():
+        for (queue, _), one in self.offset_ranges.items():
             for file in one["files"]:
-                if (lane, file[1]) in moves:
-                    _, new = moves[lane, file[1]]
+                if (queue, file[1]) in moves:
+                    _, new = moves[queue, file[1]]
                     file[0], file[4], file[5] = new["key"], new["size_bytes"], new["crc"]
         self.gone |= olds
 
     def _forget(self, action: dict[str, Any]) -> None:
-        lane = tuple(action["lane"])
+        queue = tuple(action["queue"])
         for start in action["starts"]:
-            one = self.stretches.pop((lane, start))
+            one = self.offset_ranges.pop((queue, start))
             self.gone |= {file[0] for file in one["files"]} | set(one["side"][:1])
-        self.tails[lane] += 1
+        self.tails[queue] += 1
 
     def _clean(self, action: dict[str, Any]) -> None:
         self.gone -= set(action["keys"])
@@ -225,24 +225,24 @@ class World:
 
     # -- runs
 
-    def at(self) -> Workshop:
+    def at(self) -> JobContext:
         """Tier and archive, as a new process has them."""
-        made = workshop(self.tier.store, self.store, seed=self.rng.getrandbits(30))
+        made = job_context(self.tier.store, self.store, seed=self.rng.getrandbits(30))
         made.clock.advance((self.now_ms - made.clock.now_ms()) / 1000)  # type: ignore[attr-defined]
         wishes = self.rng.choice(
             [BodyWishes(), BodyWishes(((TOPIC, BodyWish("json")),)), BodyWishes(has_records=True)]
         )
         return replace(made, wishes=wishes, give_up_s=0.0)
 
-    def engine(self, at: Workshop) -> Any:
+    def engine(self, at: JobContext) -> Any:
         """In this very thread, so that a seed says all."""
 
         @contextlib.contextmanager
-        def run(do: Callable[[Workbench, Any], Any], works: Iterable[Any]) -> Iterator[Any]:
+        def run(do: Callable[[WorkContext, Any], Any], works: Iterable[Any]) -> Iterator[Any]:
             def each() -> Iterator[Any]:
                 for work in works:
                     try:
-                        yield work, do(at.bench, work)
+                        yield work, do(at.context, work)
                     except Exception as error:  # noqa: BLE001 (as engines do)
                         yield work, error
 
@@ -258,7 +258,7 @@ class World:
         at = self.at()
         log = log_writer(at)
         size = self.rng.choice([20_000, 1 << 30])
-        plan = plan_merge(log.state, takes=lambda _lane: True, merged_bytes=size)
+        plan = plan_merge(log.state, takes=lambda _queue: True, merged_bytes=size)
         merge_each(at, log, plan, engine=self.engine(at))
 
     def clean(self, grace_ms: int | None = None) -> None:
@@ -278,7 +278,7 @@ class World:
 
     def table(self) -> None:
         at = self.at()
-        if self.oracle.last and any(one.topic == TOPIC for one in read_archive(at.archive).lanes):
+        if self.oracle.last and any(one.topic == TOPIC for one in read_archive(at.archive).queues):
             plan = plan_latest(at.archive, at.place, TOPIC, across_queues=False)
             name = f"{self.rng.getrandbits(32):08x}"
             update_latest(at.archive, plan, at.clock, name, grace_ms=GRACE_MS)
@@ -317,7 +317,7 @@ class World:
 
     def _mail(self) -> Mail:
         body = self.rng.choice([b"", b"text", json.dumps({"n": self.rng.randrange(99)}).encode()])
-        # A day every few minutes, so that stretches touch several.
+        # A day every few minutes, so that offset ranges touch several.
         time_ms = START_MS + self.rng.randrange(3) * 86_400_000
         keys = (f"k{self.rng.randrange(5)}",) if self.rng.random() < 0.8 else ()
         return Mail(keys, body=body + b" " * self.rng.randrange(3), time_ms=time_ms)

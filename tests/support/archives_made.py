@@ -15,8 +15,8 @@ from tiered.archive.model import (
     DAY_MS,
     LOG,
     Archived,
-    ArchiveLane,
-    MovedPiece,
+    ArchiveQueue,
+    MovedRows,
     ParquetFile,
     folder_key,
 )
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.base import ObjectStore
-    from tiered.archive.archived import Stretches
+    from tiered.archive.archived import OffsetRanges
     from tiered.archive.machine import ArchiveState
 
 TOPIC = "orders"
@@ -49,7 +49,7 @@ def make_archive(
     group_rows: int | None = None,
     told: Callable[[int], None] = lambda _number: None,
 ) -> list[str]:
-    """One queue, a stretch and a file for each ``rows`` messages; the unique ids in order of offset.
+    """One queue, an offset range and a file for each ``rows`` messages; the unique ids in order of offset.
 
     Args:
         archive: An empty place.
@@ -59,7 +59,7 @@ def make_archive(
         group_rows: Of a row group, at most; default: the writer's own.
         told: Called after each file.
     """
-    lane = ArchiveLane("made", "broker", TOPIC, 0, 0)
+    queue = ArchiveQueue("made", "broker", TOPIC, 0, 0)
     log = JournalWriter(
         archive, LOG, ArchiveMachine(),
         writer="00000001", clock=SystemClock(), rng=rng, stop=threading.Event(),
@@ -70,9 +70,9 @@ def make_archive(
         low = number * rows
         texts = [f"{rng.getrandbits(128):032X}" for _ in range(rows)]
         ids += texts
-        made = _write(archive, lane, texts, rng, low=low, group_rows=group_rows or rows)
+        made = _write(archive, queue, texts, rng, low=low, group_rows=group_rows or rows)
         done = Archived(low, low + rows, 0, 0, rows * 400, (made,), None, ((f"seg-{number}", "1"),))
-        log.append([archive_action([(lane, 0, done)])])
+        log.append([archive_action([(queue, 0, done)])])
         told(number)
     log.write_checkpoint()
     return ids
@@ -80,7 +80,7 @@ def make_archive(
 
 def _write(
     archive: ObjectStore,
-    lane: ArchiveLane,
+    queue: ArchiveQueue,
     ids: list[str],
     rng: random.Random,
     *,
@@ -90,18 +90,18 @@ def _write(
     writer = FileWriter()
     for start in range(0, len(ids), min(BATCH_ROWS, group_rows)):
         some = ids[start : start + min(BATCH_ROWS, group_rows)]
-        writer.add(batch_of(lane, low + start, some, rng), lane, low)
+        writer.add(batch_of(queue, low + start, some, rng), queue, low)
         if group_rows < BATCH_ROWS:
             writer._write_group()  # smaller groups than the writer's own
     written = writer.finish({})
-    ((_, _, proof),) = written.pieces
+    ((_, _, proof),) = written.row_ranges
     day = proof.store_min_ms // DAY_MS
-    key = f"{folder_key(lane.topic, day)}0-{low:020d}-{proof.high:020d}.parquet"
+    key = f"{folder_key(queue.topic, day)}0-{low:020d}-{proof.high:020d}.parquet"
     archive.put_if_absent(key, written.data)
     return ParquetFile(key, *proof[:3], written.size_bytes, written.crc, *proof[3:])
 
 
-def batch_of(lane: ArchiveLane, low: int, ids: list[str], rng: random.Random) -> pa.RecordBatch:
+def batch_of(queue: ArchiveQueue, low: int, ids: list[str], rng: random.Random) -> pa.RecordBatch:
     """Messages from an offset on, with these unique ids; each fourth has the key of the one before too."""
     count = len(ids)
     offsets = np.arange(low, low + count, dtype=np.int64)
@@ -110,8 +110,8 @@ def batch_of(lane: ArchiveLane, low: int, ids: list[str], rng: random.Random) ->
     times = (FIRST_MS + offsets * _STEP_MS) * 1000
     bodies = [_BODY % rng.randrange(100_000) for _ in range(count)]
     columns = {
-        "topic": pa.repeat(lane.topic, count),
-        "queue_id": pa.repeat(pa.scalar(lane.queue_id, pa.int32()), count),
+        "topic": pa.repeat(queue.topic, count),
+        "queue_id": pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
         "queue_offset": offsets,
         "uniq_key": ids,
         "msg_key": [" ".join(some) for some in keys],
@@ -125,7 +125,7 @@ def batch_of(lane: ArchiveLane, low: int, ids: list[str], rng: random.Random) ->
         "properties": [[("UNIQ_KEY", text), ("KEYS", orders[n])] for n, text in enumerate(ids)],
         "body": bodies,
         "physical_offset": offsets * 400,
-        "broker": pa.repeat(lane.broker, count),
+        "broker": pa.repeat(queue.broker, count),
     }
     zero = {name: pa.repeat(pa.scalar(0, field.type), count) for name, field in _zeros().items()}
     arrays = [
@@ -157,6 +157,6 @@ def loaded(state: ArchiveState) -> ArchiveState:
     return found[0]
 
 
-def pieces_of(lanes: Stretches) -> list[MovedPiece]:
-    """Every piece, in order of lane and stretch."""
-    return [MovedPiece(lane, file) for lane, one in lanes.each() for file in one.files]
+def row_ranges_of(queues: OffsetRanges) -> list[MovedRows]:
+    """Every row range, in order of queue and offset range."""
+    return [MovedRows(queue, file) for queue, one in queues.each() for file in one.files]

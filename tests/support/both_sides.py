@@ -73,7 +73,7 @@ class BothSides:
         reader = TierReader(self.builder.store, PREFIX)
         reader.refresh()
         executor = executor or InlineExecutor()
-        fetch = FetchSettings(cache_bytes=8 << 20, piece_bytes=1 << 20)
+        fetch = FetchSettings(cache_bytes=8 << 20, chunk_bytes=1 << 20)
         self.fetcher = TieredMessageFetcher(reader, executor, self.clock, fetch)
         self.tier_side = TierSide(reader, self.fetcher, InlineExecutor(), self.clock)
         local = LocalSide(self.local, is_in_memory=lambda _, start, __: start >= self.memory_from)

@@ -91,11 +91,11 @@ def read_all(
     """Everything, each offset once and in order."""
     found: dict[int, bytes] = {}
     gaps: list[Gap] = []
-    for piece in batches(fetcher, start, **more):
-        if isinstance(piece, Gap):
-            gaps.append(piece)
+    for chunk in batches(fetcher, start, **more):
+        if isinstance(chunk, Gap):
+            gaps.append(chunk)
         else:
-            new = rows(piece)
+            new = rows(chunk)
             assert not found or min(new) > max(found), "in order, and nothing twice"
             found |= new
     return found, gaps

@@ -58,7 +58,7 @@ class ToyMachine:
     def dump(self, state: Toy) -> Any:
         return {"epoch": state.epoch, "said": [list(step) for step in state.said]}
 
-    def dump_pieces(self, state: Toy) -> Iterator[bytes]:
+    def dump_chunks(self, state: Toy) -> Iterator[bytes]:
         yield json_text(self.dump(state))
 
     def load(self, document: Any) -> Toy:

@@ -11,12 +11,12 @@ from tiered.archive.publish import Destination, Published, publish, table_name
 from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
 
 
-def published(at: Workshop, catalog: str) -> list[Published]:
+def published(at: JobContext, catalog: str) -> list[Published]:
     return list(
-        publish(at.archive, Destination(catalog, "lake"), S3Options(), local_engine(at.bench, 2))
+        publish(at.archive, Destination(catalog, "lake"), S3Options(), local_engine(at.context, 2))
     )
 
 

@@ -22,10 +22,10 @@ from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tiered.__main__ import YOUNG_OBJECTS
-from tiered.archive.archived import GROUP_ROWS, SavedRun, Stretches, table_of
+from tiered.archive.archived import GROUP_ROWS, OffsetRanges, SavedRun, table_of
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
-from tiered.archive.model import LOG, Archived, ArchiveLane
+from tiered.archive.model import LOG, Archived, ArchiveQueue
 from tiered.clock import ManualClock
 from tiered.journal.append import JournalWriter
 from tiered.journal.replay import JournalReader
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 SEGMENTS = 100
 """Of each queue, of which one is not archived."""
 _AGES = (0, 66, 88, 95, 98, 99)
-"""Stretches of a queue by the runs that hold them: each run is more than twice as large as the next."""
+"""OffsetRanges of a queue by the runs that hold them: each run is more than twice as large as the next."""
 _ENTRIES = 4
 """Behind the checkpoint, of a job that was killed."""
 _PAGE = 1000
 
 
 def as_long_as_real(queue: int, number: int) -> Archived:
-    """A stretch whose names and numbers are no shorter, and no more alike, than real ones."""
+    """An offset range whose names and numbers are no shorter, and no more alike, than real ones."""
     one = archived(number)
     digest = hashlib.sha256(b"%d %d" % (queue, number)).hexdigest()
     low, high, crc = one.start, one.end, int(digest[24:32], 16)
@@ -67,8 +67,8 @@ def as_long_as_real(queue: int, number: int) -> Archived:
     return replace(one, files=(file,), sources=(source,))
 
 
-def lane(queue: int) -> ArchiveLane:
-    return ArchiveLane(PLACE.cluster, PLACE.broker, "t", queue, 0)
+def queue(number: int) -> ArchiveQueue:
+    return ArchiveQueue(PLACE.cluster, PLACE.broker, "t", number, 0)
 
 
 def make(root: str, queues: int) -> None:
@@ -79,7 +79,7 @@ def make(root: str, queues: int) -> None:
         log.store_checkpoint(store.put_if_absent)
     with contextlib.closing(open_store(f"file://{root}/archive", S3Options())) as store:
         made = [_run(queues, low, high) for low, high in pairwise(_AGES)]
-        store_state(store, ArchiveState(Stretches(made)), 15_000)
+        store_state(store, ArchiveState(OffsetRanges(made)), 15_000)
         writer = JournalWriter(
             store,
             LOG,
@@ -91,7 +91,7 @@ def make(root: str, queues: int) -> None:
         )
         writer.catch_up()
         for number in range(_ENTRIES):
-            writer.append([archive_action([(lane(number), 0, archived(SEGMENTS - 1))])])
+            writer.append([archive_action([(queue(number), 0, archived(SEGMENTS - 1))])])
 
 
 def _tier(queues: int) -> TierState:
@@ -112,8 +112,8 @@ def _tier(queues: int) -> TierState:
 
 def _run(queues: int, low: int, high: int) -> SavedRun:
     every = (
-        (lane(queue), as_long_as_real(queue, number))
-        for queue in range(queues)
+        (queue(at), as_long_as_real(at, number))
+        for at in range(queues)
         for number in range(low, high)
     )
     return SavedRun.of(map(table_of, iter(lambda: list(islice(every, GROUP_ROWS)), [])))

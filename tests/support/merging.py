@@ -30,12 +30,12 @@ WORDS = [b"order", b"created", b"amount", b"user", b"total", b"region", b"north"
 def text(seed: int, size: int) -> bytes:
     """Something like JSON, ``size`` bytes of it: about a third of it is random."""
     rng = random.Random(seed)
-    count = size // 18 + 1  # the shortest piece has 19 bytes
-    pieces = (
+    count = size // 18 + 1  # the shortest chunk has 19 bytes
+    chunks = (
         b'{"%s":"%s %06d"},' % (rng.choice(WORDS), rng.choice(WORDS), rng.randrange(10**6))
         for _ in range(count)
     )
-    return b"".join(pieces)[:size]
+    return b"".join(chunks)[:size]
 
 
 @cache

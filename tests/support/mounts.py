@@ -104,10 +104,10 @@ class Client:
     def _read(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            piece = self.socket.recv(size - len(data))
-            if not piece:
+            chunk = self.socket.recv(size - len(data))
+            if not chunk:
                 raise ConnectionError(f"ended after {len(data)} of {size} bytes")
-            data += piece
+            data += chunk
         return data
 
     def is_ended(self) -> bool:

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from support import archive_jobs as jobs
-from support.archive_jobs import workshop
+from support.archive_jobs import job_context
 from support.keyed import KeyedTier, Mail
 
 from backends.memory import MemoryStore
@@ -17,7 +17,7 @@ from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from tiered.archive import latest
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
 
 
 QUEUES = [MessageQueue("t", 0), MessageQueue("t", 1)]
@@ -32,7 +32,7 @@ class History:
     def __init__(self, seed: int = 1) -> None:
         self.rng = random.Random(seed)
         self.tier = KeyedTier()
-        self.at: Workshop = workshop(
+        self.at: JobContext = job_context(
             self.tier.store, MemoryStore("archive", now_ms=lambda: 1_700_000_000_000)
         )
         self.sent: dict[MessageQueue, list[Mail]] = {queue: [] for queue in QUEUES}

@@ -29,8 +29,8 @@ EPOCH = {"do": "epoch", "epoch": 1, "holder": {"host": "h"}}
 part = made_part
 
 
-def add(piece: Part, segment: int, *, queue: MessageQueue = QUEUE, incarnation: int = 0) -> Action:
-    return named_action((queue, incarnation, segment, piece))
+def add(chunk: Part, segment: int, *, queue: MessageQueue = QUEUE, incarnation: int = 0) -> Action:
+    return named_action((queue, incarnation, segment, chunk))
 
 
 def replay(*entries: Sequence[Action], epochs: Sequence[int] = ()) -> TierState:

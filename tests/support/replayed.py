@@ -11,9 +11,9 @@ from support.stored import NAMES
 
 from tiered.clock import ManualClock
 from tiered.format.record import Record, decode_record
+from tiered.local.chunks import LogChunks, Next, count_sound
 from tiered.local.layout import inspect
 from tiered.local.mapped_file_queue import FileCache
-from tiered.local.pieces import LogPieces, Next, count_sound
 from tiered.store.embedded import MessageStore
 from tiered.store.opening import open_log
 from tiered.store.special import message_of
@@ -33,20 +33,20 @@ def records_of(root: Path) -> Iterator[tuple[Record, bytes]]:
     cache = FileCache()
     try:
         log = open_log(inspect(str(root)), cache)
-        pieces, position = LogPieces(log), log.bases[0]
+        chunks, position = LogChunks(log), log.bases[0]
         while True:
-            piece = pieces.read(position, _FAR, 8 << 20)
-            sound = count_sound(piece)
-            places = zip(piece.block.positions, piece.block.sizes, strict=True)
+            chunk = chunks.read(position, _FAR, 8 << 20)
+            sound = count_sound(chunk)
+            places = zip(chunk.block.positions, chunk.block.sizes, strict=True)
             for at, size in islice(places, sound):
-                raw = bytes(piece.block.buffer[at : at + size])
-                yield decode_record(raw, 0, physical_offset=piece.start + int(at)), raw
-            if sound < len(piece.block):
+                raw = bytes(chunk.block.buffer[at : at + size])
+                yield decode_record(raw, 0, physical_offset=chunk.start + int(at)), raw
+            if sound < len(chunk.block):
                 return
-            if piece.follows is Next.FILE and piece.next_file is not None:
-                position = piece.next_file
-            elif piece.follows is Next.MORE:
-                position = piece.end
+            if chunk.follows is Next.FILE and chunk.next_file is not None:
+                position = chunk.next_file
+            elif chunk.follows is Next.MORE:
+                position = chunk.end
             else:
                 return
     finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from support.archive_jobs import workshop
+from support.archive_jobs import job_context
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
@@ -62,7 +62,7 @@ class Shop:
         self.stores = [open_store(url, S3Options()) for url in (self.url, self.archive)]
         self.tier = Broker(self.stores[0])
         self.truth: dict[tuple[int, int], bytes] = {}
-        self.at = replace(workshop(*self.stores), place=broker_place.Place(cluster, "b"))
+        self.at = replace(job_context(*self.stores), place=broker_place.Place(cluster, "b"))
 
     def add(self, *bodies: bytes) -> None:
         """To each queue, as a segment of its own."""
@@ -74,7 +74,7 @@ class Shop:
 
     def run(self) -> None:
         """Archive what is sealed; queues share files."""
-        run_job(self.at, local_engine(self.at.bench, 1), small_bytes=1 << 20)
+        run_job(self.at, local_engine(self.at.context, 1), small_bytes=1 << 20)
 
     def truncate(self, queue_id: int, end: int) -> None:
         self.tier.truncate(end, queue=ORDERS[queue_id])

@@ -1,4 +1,4 @@
-"""Runs a piece of a test without the rights of root, who may read and write everything."""
+"""Runs a chunk of a test without the rights of root, who may read and write everything."""
 
 from __future__ import annotations
 

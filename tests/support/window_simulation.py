@@ -1,6 +1,6 @@
 """The read-ahead window under readers of all kinds: a simulation of discrete events, with nothing random but its seed.
 
-The window, the cutting into pieces and the cache are the real ones (``fetcher.window``, ``fetcher.runs``). Around them
+The window, the cutting into chunks and the cache are the real ones (``fetcher.window``, ``fetcher.runs``). Around them
 are a store with a latency and a line of a given width that all requests share, and readers that read, pause and leap
 as their kind does. ``support.window_picture`` draws the curves.
 """
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from fetcher.limits import WindowLimits  # noqa: TC001
 from fetcher.runs import ByteCache, Cached, LruList
-from fetcher.window import grown, halved, plan_pieces, wants_more
+from fetcher.window import grown, halved, plan_chunks, wants_more
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KIB, MIB = 1 << 10, 1 << 20
 BLOCK = 256 * KIB
-PIECE = 4 * MIB
+CHUNK = 4 * MIB
 GAP = 256 * KIB
 BATCH = MIB
 
@@ -61,7 +61,7 @@ AS_IT_IS = Policy()
 
 
 @dataclass
-class Piece:
+class Chunk:
     """What one request brings."""
 
     reader: Reader
@@ -94,7 +94,7 @@ class Reader:
     paused_s: float = 0.0
     pause_ends_s: float = 0.0
     ended_s: float = -1.0
-    here: list[Cached[Piece]] = field(default_factory=list)
+    here: list[Cached[Chunk]] = field(default_factory=list)
     curve: list[tuple[float, int, int, int]] = field(default_factory=list)
 
 
@@ -124,7 +124,7 @@ class Simulation:
         self.limits, self.line, self.policy = limits, line, policy
         self.now_s = 0.0
         self.readers: list[Reader] = []
-        self.cache: ByteCache[Piece] = ByteCache(
+        self.cache: ByteCache[Chunk] = ByteCache(
             cache_bytes, {LruList.UNREAD: unread_s, LruList.READ: read_s, LruList.INDEX: read_s}
         )
         self.held_max = 0
@@ -196,7 +196,7 @@ class Simulation:
         waiting = self._loads.get(key, self._starved)
         waiting.append(lambda: self._read(reader, size))
 
-    def _deliver(self, reader: Reader, entry: Cached[Piece], size: int) -> None:
+    def _deliver(self, reader: Reader, entry: Cached[Chunk], size: int) -> None:
         given = min(size, entry.value.end - reader.place)
         if entry.lru_list is LruList.UNREAD:
             reader.unread -= entry.size_bytes
@@ -234,7 +234,7 @@ class Simulation:
         known = [key in self._loads or self.cache.get(key) is not None for key in keys]
         sizes = [min(BLOCK, reader.log_bytes - block * BLOCK) for _, block in keys]
         reader.asked = first * BLOCK + sum(sizes)
-        for found in plan_pieces(sizes, known, piece_bytes=PIECE, gap_bytes=GAP):
+        for found in plan_chunks(sizes, known, chunk_bytes=CHUNK, gap_bytes=GAP):
             start = (first + found.start) * BLOCK
             size = sum(sizes[found.start : found.stop])
             has_room, dropped = self.cache.reserve(size)
@@ -243,27 +243,27 @@ class Simulation:
             if not has_room:
                 reader.asked = min(reader.asked, start)
                 break
-            self._send(Piece(reader, start, start + size), keys[found.start : found.stop])
+            self._send(Chunk(reader, start, start + size), keys[found.start : found.stop])
 
-    def _send(self, piece: Piece, keys: list[tuple[int, int]]) -> None:
-        size = piece.end - piece.start
-        piece.reader.fetched += size
-        piece.reader.requests += 1
+    def _send(self, chunk: Chunk, keys: list[tuple[int, int]]) -> None:
+        size = chunk.end - chunk.start
+        chunk.reader.fetched += size
+        chunk.reader.requests += 1
         begin_s = max(self.now_s, heappop(self._slots)) + self.line.latency_s
         done_s = max(begin_s, self._line_free_s) + size / self.line.bytes_per_s
         self._line_free_s = done_s
         heappush(self._slots, done_s)
         for key in keys:
             self._loads[key] = []
-        self._at(done_s, lambda: self._arrive(piece, keys))
+        self._at(done_s, lambda: self._arrive(chunk, keys))
 
-    def _arrive(self, piece: Piece, keys: list[tuple[int, int]]) -> None:
-        size = piece.end - piece.start
+    def _arrive(self, chunk: Chunk, keys: list[tuple[int, int]]) -> None:
+        size = chunk.end - chunk.start
         self.cache.release(size)
-        entry = Cached(piece, keys, size, owner=piece.reader)
+        entry = Cached(chunk, keys, size, owner=chunk.reader)
         self.cache.put(entry, self.now_s)
-        piece.reader.here = [one for one in piece.reader.here if one.is_here] + [entry]
-        piece.reader.unread += size
+        chunk.reader.here = [one for one in chunk.reader.here if one.is_here] + [entry]
+        chunk.reader.unread += size
         waiting = [do for key in keys for do in self._loads.pop(key)]
         starved, self._starved = self._starved, []
         for do in waiting + starved:
@@ -276,7 +276,7 @@ class Simulation:
                 self.cache.drop(entry)
         reader.here.clear()
 
-    def _lose(self, entry: Cached[Piece]) -> None:
+    def _lose(self, entry: Cached[Chunk]) -> None:
         reader = entry.value.reader
         reader.unread -= entry.size_bytes
         reader.window = halved(reader.window, self.limits)

@@ -418,7 +418,7 @@ def test_a_batch_whose_entry_was_not_written_is_not_given_again(timers: Timers):
     assert len(box.got) == 10
 
 
-def test_a_long_stretch_that_may_have_been_given_is_asked_for_in_pieces(
+def test_a_long_offset_range_that_may_have_been_given_is_asked_for_in_chunks(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ):
     """As after a rebuild: all that is left of a sweep."""

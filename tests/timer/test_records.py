@@ -31,16 +31,16 @@ NAMES = (
     b"XTIMER_OUT_MS",
     b"K",
 )
-PIECE = st.one_of(
+CHUNK = st.one_of(
     st.sampled_from(NAMES),
     st.sampled_from([b"\x01", b"\x02", b"\x01\x02"]),
     st.integers(0, 10**18).map(lambda n: b"%d" % n),
     st.sampled_from([b"", b"-1", b"7x", b"A"]),
 )
-PAIRS = st.lists(st.tuples(st.sampled_from(NAMES), PIECE), max_size=6).map(
+PAIRS = st.lists(st.tuples(st.sampled_from(NAMES), CHUNK), max_size=6).map(
     lambda pairs: b"".join(b"%s\x01%s\x02" % pair for pair in pairs)
 )
-RAW = st.one_of(PAIRS, PAIRS.map(lambda raw: raw[:-1]), st.lists(PIECE, max_size=9).map(b"".join))
+RAW = st.one_of(PAIRS, PAIRS.map(lambda raw: raw[:-1]), st.lists(CHUNK, max_size=9).map(b"".join))
 
 
 def with_properties(number: int, raw: bytes) -> bytes:

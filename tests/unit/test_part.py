@@ -21,15 +21,15 @@ from tiered.format.object import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PIECES = st.lists(st.binary(max_size=40), max_size=8)
+CHUNKS = st.lists(st.binary(max_size=40), max_size=8)
 BLOCKS = st.integers(1, 50)
 SAID = {"topic": "t", "count": 3}
 
 
 def whole(
-    pieces: Sequence[Buffer], block_bytes: int = 16, said: Mapping[str, object] = SAID
+    chunks: Sequence[Buffer], block_bytes: int = 16, said: Mapping[str, object] = SAID
 ) -> tuple[bytes, int]:
-    made = build_object(pieces, said, block_bytes=block_bytes)
+    made = build_object(chunks, said, block_bytes=block_bytes)
     data = b"".join(made.buffers)
     assert len(data) == made.size_bytes
     return data, made.payload_bytes
@@ -56,11 +56,11 @@ def test_format_version_1_has_these_bytes():
     )
 
 
-@given(PIECES, BLOCKS)
-def test_an_object_describes_and_proves_itself(pieces: Sequence[Buffer], block_bytes: int):
-    data, size = whole(pieces, block_bytes)
+@given(CHUNKS, BLOCKS)
+def test_an_object_describes_and_proves_itself(chunks: Sequence[Buffer], block_bytes: int):
+    data, size = whole(chunks, block_bytes)
     trailer = parse_trailer(data, where="k")
-    payload = b"".join(pieces)
+    payload = b"".join(chunks)
     assert data[:size] == payload
     assert (trailer.payload_bytes, trailer.block_bytes) == (len(payload), block_bytes)
     assert trailer.payload_crc == zlib.crc32(payload)
@@ -72,15 +72,15 @@ def test_an_object_describes_and_proves_itself(pieces: Sequence[Buffer], block_b
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=10), BLOCKS)
 def test_where_buffers_end_changes_nothing(payload: bytes, cuts: list[int], block_bytes: int):
     edges = sorted({0, len(payload), *(cut for cut in cuts if cut < len(payload))})
-    pieces = [memoryview(payload)[a:b] for a, b in itertools.pairwise(edges)]
-    assert whole(pieces, block_bytes) == whole([payload], block_bytes)
+    chunks = [memoryview(payload)[a:b] for a, b in itertools.pairwise(edges)]
+    assert whole(chunks, block_bytes) == whole([payload], block_bytes)
 
 
-@given(PIECES, BLOCKS, st.data())
+@given(CHUNKS, BLOCKS, st.data())
 def test_one_flipped_bit_anywhere_is_found(
-    pieces: Sequence[Buffer], block_bytes: int, draw: st.DataObject
+    chunks: Sequence[Buffer], block_bytes: int, draw: st.DataObject
 ):
-    data, size = whole(pieces, block_bytes)
+    data, size = whole(chunks, block_bytes)
     bit = draw.draw(st.integers(0, 8 * len(data) - 1))
     bad = bytearray(data)
     bad[bit // 8] ^= 1 << bit % 8

@@ -33,7 +33,7 @@ class Message:
     """One message, as a client would get it.
 
     What ``topic`` to ``log_offset`` say is known at once; the rest is decoded from the stored record when it is first
-    asked for. A message keeps the piece of the tier that it came with in memory, up to some MiB; ``detached`` gives one
+    asked for. A message keeps the chunk of the tier that it came with in memory, up to some MiB; ``detached`` gives one
     that keeps only itself. Not to be changed; for any thread.
     """
 

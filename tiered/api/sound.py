@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 _SHOWN: Final = 64
-"""Stretches that an error names; it is one line."""
+"""OffsetRanges that an error names; it is one line."""
 
 
 class Lost(NamedTuple):
@@ -74,5 +74,5 @@ def told(lost: Iterable[Lost]) -> str:
     every = sorted(lost)
     count = sum(one.end - one.start for one in every)
     places = [f"{one.queue} [{one.start}, {one.end})" for one in every[:_SHOWN]]
-    more = f" and {len(every) - _SHOWN} stretches more" if len(every) > _SHOWN else ""
+    more = f" and {len(every) - _SHOWN} ranges more" if len(every) > _SHOWN else ""
     return f"{count:,} messages in damaged blocks: {', '.join(places)}{more}"

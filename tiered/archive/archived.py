@@ -1,13 +1,13 @@
-"""What is archived, as one table: a row for each stretch, in order of lane and offset.
+"""What is archived, as one table: a row for each offset range, in order of queue and offset.
 
 The table lies in *runs*: Parquet files, the same in memory and as objects, since each is a shard of checkpoints
 (``tiered.journal.checkpoint``). Of a run the numbers that planning asks for are columns in memory; the rest is unpacked a
 row group at a time, when somebody looks. What changed since the last checkpoint lies beside the runs, as values.
 
-What a later run says of a lane and a first offset holds, and what changed holds before all runs; a stretch that ends where
-it begins says that there is none any more. ``settled`` makes a run of what changed, and joins runs of like sizes, so that
-each is more than twice as large as the next: there are few (a logarithm of how much is archived), and a stretch is written
-so often at most.
+What a later run says of a queue and a first offset holds, and what changed holds before all runs; an offset range that ends
+where it begins says that there is none any more. ``settled`` makes a run of what changed, and joins runs of like sizes, so
+that each is more than twice as large as the next: there are few (a logarithm of how much is archived), and an offset range
+is written so often at most.
 
 Runs are immutable. So is a table, once it is a state's: a change is made to a ``draft``, which shares the runs.
 """
@@ -28,7 +28,7 @@ from tiered.api.arrow import load_pyarrow
 from tiered.archive.model import (
     LOG,
     Archived,
-    ArchiveLane,
+    ArchiveQueue,
     Kind,
     ParquetFile,
     SideFile,
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 # -- columns ---------------------------------------------------------------------------------------
 #
-# A column for each field of a lane and of a stretch, by the same name; none is ever null. What there may be several of is a
-# list of structures. Texts are bytes, since the names of topics and of members of bodies need not be UTF-8.
+# A column for each field of a queue and of an offset range, by the same name; none is ever null. What there may be several
+# of is a list of structures. Texts are bytes, since the names of topics and of members of bodies need not be UTF-8.
 
 _PLAIN: Final = ("str", "int", "bool")
 
@@ -57,8 +57,8 @@ def _plain_fields(of: type) -> dict[str, str]:
     return {one.name: str(one.type) for one in fields(of) if one.type in _PLAIN}
 
 
-_LANE: Final = _plain_fields(ArchiveLane)
-_STRETCH: Final = _plain_fields(Archived)
+_QUEUE: Final = _plain_fields(ArchiveQueue)
+_OFFSET_RANGE: Final = _plain_fields(Archived)
 _MEMBERS: Final = {"name": "str", "count": "int"}
 _LISTS: Final = {
     "files": _plain_fields(ParquetFile),
@@ -91,19 +91,19 @@ def run_schema() -> pa.Schema:
         return arrow.list_(arrow.field("element", arrow.struct(plain(some)), nullable=False))
 
     lists = [arrow.field(name, listed(some), nullable=False) for name, some in _LISTS.items()]
-    return arrow.schema([*plain(_LANE), *plain(_STRETCH), *lists])
+    return arrow.schema([*plain(_QUEUE), *plain(_OFFSET_RANGE), *lists])
 
 
-def table_of(rows: Iterable[tuple[ArchiveLane, Archived]]) -> pa.Table:
-    """Stretches as rows of a run, in the order given."""
+def table_of(rows: Iterable[tuple[ArchiveQueue, Archived]]) -> pa.Table:
+    """OffsetRanges as rows of a run, in the order given."""
     documents = []
-    for lane, one in rows:
+    for queue, one in rows:
         lists = {
             "files": [_plain_row(file, _LISTS["files"]) for file in one.files],
             "side": [_plain_row(one.side, _LISTS["side"])] if one.side else [],
             **{name: _pairs(name, getattr(one, name)) for name in ("sources", "left_out", "unfit")},
         }
-        documents.append({**_plain_row(lane, _LANE), **_plain_row(one, _STRETCH), **lists})
+        documents.append({**_plain_row(queue, _QUEUE), **_plain_row(one, _OFFSET_RANGE), **lists})
     return load_pyarrow().Table.from_pylist(documents, schema=run_schema())
 
 
@@ -136,7 +136,7 @@ def _values(column: pa.Array) -> list[Any]:
 # -- runs ------------------------------------------------------------------------------------------
 
 COLUMNS = ("start", "end", "store_min_ms", "store_max_ms", "bad", "has_records")
-"""Of each stretch, in memory; smallest and greatest store time are -1 where no file is."""
+"""Of each offset range, in memory; smallest and greatest store time are -1 where no file is."""
 
 
 class _Group:
@@ -151,7 +151,7 @@ class _Group:
             self._values[name] = _values(self.table[name].combine_chunks())
         return self._values[name]
 
-    def stretches(self, first: int, last: int) -> Iterator[Archived]:
+    def offset_ranges(self, first: int, last: int) -> Iterator[Archived]:
         columns = {one.name: self.column(one.name)[first:last] for one in fields(Archived)}
         columns["files"] = [tuple(starmap(ParquetFile, some)) for some in columns["files"]]
         columns["side"] = [SideFile(*some[0]) if some else None for some in columns["side"]]
@@ -180,11 +180,11 @@ class SavedRun:
     Attributes:
         data: Its bytes, a Parquet file.
         digest: By which they are known.
-        lanes: In order, each with the first of its rows and one past the last.
+        queues: In order, each with the first of its rows and one past the last.
         numbers: ``COLUMNS``, a row each; none of them is written to.
     """
 
-    __slots__ = ("__weakref__", "_held", "_metadata", "data", "digest", "lanes", "numbers")
+    __slots__ = ("__weakref__", "_held", "_metadata", "data", "digest", "numbers", "queues")
 
     def __init__(self, data: bytes) -> None:
         """Of the bytes of a run.
@@ -201,10 +201,10 @@ class SavedRun:
             _require_sparse(file, data)
             self.numbers, bounds = self._read_numbers(file)
         except (arrow.ArrowException, OSError) as error:
-            raise ValueError(f"this is not a run of stretches: {error!s:.200}") from error
-        self.lanes = {lane: (low, high) for (low, high), lane in bounds}
-        if len(self.lanes) != len(bounds):
-            raise ValueError("a run has a lane twice")
+            raise ValueError(f"this is not a run of offset ranges: {error!s:.200}") from error
+        self.queues = {queue: (low, high) for (low, high), queue in bounds}
+        if len(self.queues) != len(bounds):
+            raise ValueError("a run has a queue twice")
         self._held: tuple[int, _Group] | None = None
 
     def _open(self) -> Any:  # noqa: ANN401 (pyarrow has no types)
@@ -217,15 +217,15 @@ class SavedRun:
     def _read_numbers(
         self,
         file: Any,  # noqa: ANN401
-    ) -> tuple[npt.NDArray[np.int64], list[tuple[tuple[int, int], ArchiveLane]]]:
+    ) -> tuple[npt.NDArray[np.int64], list[tuple[tuple[int, int], ArchiveQueue]]]:
         """The numbers, and whose rows are where."""
         numbers = np.empty((len(COLUMNS), file.metadata.num_rows), np.int64)
         firsts: list[int] = []
-        lanes: list[ArchiveLane] = []
+        queues: list[ArchiveQueue] = []
         at = 0
         for number in range(0, file.num_row_groups, _GROUPS_READ):
             some = range(number, min(number + _GROUPS_READ, file.num_row_groups))
-            table = file.read_row_groups(some, [*_LANE, *_READ], use_threads=False)
+            table = file.read_row_groups(some, [*_QUEUE, *_READ], use_threads=False)
             columns = {name: table[name].combine_chunks() for name in table.column_names}
             end = at + table.num_rows
             for row, name in zip(numbers, COLUMNS, strict=True):
@@ -234,13 +234,13 @@ class SavedRun:
                     if name in columns
                     else _extreme(columns["files"], name)
                 )
-            for first, lane in _lanes_in(columns, table.num_rows):
-                if not lanes or lanes[-1] != lane:
+            for first, queue in _queues_in(columns, table.num_rows):
+                if not queues or queues[-1] != queue:
                     firsts.append(at + first)
-                    lanes.append(lane)
+                    queues.append(queue)
             at = end
         self._require_apart(numbers, firsts)
-        return numbers, list(zip(pairwise([*firsts, at]), lanes, strict=True))
+        return numbers, list(zip(pairwise([*firsts, at]), queues, strict=True))
 
     def _require_apart(self, numbers: npt.NDArray[np.int64], firsts: Sequence[int]) -> None:
         start, end = numbers[:2]
@@ -248,7 +248,7 @@ class SavedRun:
         is_new[list(firsts)] = True
         is_wrong = (start < 0).any() or (end < start).any() or (end >= INT_MAX).any()
         if is_wrong or (np.diff(start)[~is_new[1:]] <= 0).any():
-            raise ValueError("stretches of a run are not in order")
+            raise ValueError("offset ranges of a run are not in order")
         _require_no_overlap(np.cumsum(is_new), start, end)
 
     def group(self, number: int) -> _Group:
@@ -282,7 +282,7 @@ class SavedRun:
 
     @classmethod
     def of(cls, tables: Iterable[pa.Table]) -> SavedRun:
-        """Of rows in order of lane and offset; one at least, and in each table but the last as many as in a row group."""
+        """Of rows in order of queue and offset; one at least, and in each table but the last as many as in a row group."""
         from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
         sink = load_pyarrow().BufferOutputStream()
@@ -290,7 +290,7 @@ class SavedRun:
             sink,
             run_schema(),
             compression="zstd",
-            use_dictionary=list(_LANE),
+            use_dictionary=list(_QUEUE),
             write_statistics=False,
             store_schema=False,
         ) as writer:
@@ -316,61 +316,61 @@ def _extreme(files: pa.Array, name: str) -> npt.NDArray[np.int64]:
     return found
 
 
-def _lanes_in(columns: Mapping[str, pa.Array], count: int) -> Iterator[tuple[int, ArchiveLane]]:
-    """The first row of each lane, and the lane."""
+def _queues_in(columns: Mapping[str, pa.Array], count: int) -> Iterator[tuple[int, ArchiveQueue]]:
+    """The first row of each queue, and the queue."""
     is_first = np.zeros(count, bool)
     is_first[0] = True
-    for name in _LANE:
+    for name in _QUEUE:
         codes = columns[name].dictionary_encode().indices.to_numpy()
         is_first[1:] |= codes[1:] != codes[:-1]
     rows = np.flatnonzero(is_first)
-    values = (_values(columns[name].take(load_pyarrow().array(rows))) for name in _LANE)
-    yield from zip(rows.tolist(), starmap(ArchiveLane, zip(*values, strict=True)), strict=True)
+    values = (_values(columns[name].take(load_pyarrow().array(rows))) for name in _QUEUE)
+    yield from zip(rows.tolist(), starmap(ArchiveQueue, zip(*values, strict=True)), strict=True)
 
 
 def _require_no_overlap(
-    lanes: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+    queues: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
 ) -> None:
     there = end > start
     if not there.all():
-        lanes, start, end = lanes[there], start[there], end[there]
-    if ((start[1:] < end[:-1]) & (lanes[1:] == lanes[:-1])).any():
-        raise ValueError("stretches of a queue overlap")
+        queues, start, end = queues[there], start[there], end[there]
+    if ((start[1:] < end[:-1]) & (queues[1:] == queues[:-1])).any():
+        raise ValueError("offset ranges of a queue overlap")
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """What runs say together, in order of lane and offset: of each the last run that speaks of it."""
+    """What runs say together, in order of queue and offset: of each the last run that speaks of it."""
 
     runs: tuple[SavedRun, ...] = ()  # the oldest first
-    lanes: Mapping[ArchiveLane, tuple[int, int]] = field(default_factory=dict)
-    """Of each lane that has a row, the first of them and one past the last."""
+    queues: Mapping[ArchiveQueue, tuple[int, int]] = field(default_factory=dict)
+    """Of each queue that has a row, the first of them and one past the last."""
     run: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Of each row the number of the run."""
     row: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """And the row of that run."""
-    held: dict[ArchiveLane, npt.NDArray[np.int64]] = field(default_factory=dict)
-    """Numbers of the lane of which somebody asked last."""
+    held: dict[ArchiveQueue, npt.NDArray[np.int64]] = field(default_factory=dict)
+    """Numbers of the queue of which somebody asked last."""
     names: dict[Kind, Counter[str]] = field(default_factory=dict)
-    """How many pieces lie in each file, of the kinds of which somebody has asked: it costs a look at all of a kind."""
+    """How many row ranges lie in each file, of the kinds of which somebody has asked: it costs a look at all of a kind."""
 
     @classmethod
     def of(cls, runs: Sequence[SavedRun], *, with_gone: bool = False) -> _Runs:
         """Of runs, the oldest first.
 
         Args:
-            with_gone: Keep what says that a stretch is not there any more.
+            with_gone: Keep what says that a range is not there any more.
 
         Raises:
-            ValueError: Stretches overlap.
+            ValueError: OffsetRanges overlap.
         """
         if not runs:
             return cls()
-        lanes = sorted({lane for run in runs for lane in run.lanes})
-        ranks = {lane: rank for rank, lane in enumerate(lanes)}
+        queues = sorted({queue for run in runs for queue in run.queues})
+        ranks = {queue: rank for rank, queue in enumerate(queues)}
         counts = [len(run.numbers[0]) for run in runs]
-        sizes = [high - low for run in runs for low, high in run.lanes.values()]
-        ranked = np.array([ranks[lane] for run in runs for lane in run.lanes], np.int32)
+        sizes = [high - low for run in runs for low, high in run.queues.values()]
+        ranked = np.array([ranks[queue] for run in runs for queue in run.queues], np.int32)
         of = np.repeat(ranked, sizes)
         number = np.repeat(np.arange(len(runs), dtype=np.int32), counts)
         row = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
@@ -386,23 +386,23 @@ class _Runs:
             end[order],
         )  # a million of each: none is held twice
         _require_no_overlap(of, start, end)
-        bounds = np.searchsorted(of, np.arange(len(lanes) + 1)).tolist()
-        found = dict(zip(lanes, pairwise(bounds), strict=True))
-        there = {lane: (low, high) for lane, (low, high) in found.items() if low < high}
+        bounds = np.searchsorted(of, np.arange(len(queues) + 1)).tolist()
+        found = dict(zip(queues, pairwise(bounds), strict=True))
+        there = {queue: (low, high) for queue, (low, high) in found.items() if low < high}
         return cls(tuple(runs), there, number[order], row[order])
 
-    def numbers(self, lane: ArchiveLane) -> npt.NDArray[np.int64]:
-        """``COLUMNS`` of the rows of a lane; they are held, since the same lane is usually asked for next."""
-        found = self.held.get(lane)
+    def numbers(self, queue: ArchiveQueue) -> npt.NDArray[np.int64]:
+        """``COLUMNS`` of the rows of a queue; they are held, since the same queue is usually asked for next."""
+        found = self.held.get(queue)
         if found is None:
-            first, last = self.lanes.get(lane, (0, 0))
+            first, last = self.queues.get(queue, (0, 0))
             run, row = self.run[first:last], self.row[first:last]
             found = np.empty((len(COLUMNS), len(run)), np.int64)
             for number in np.unique(run).tolist():
                 mine = run == number
                 found[:, mine] = self.runs[number].numbers[:, row[mine]]
             self.held.clear()
-            self.held[lane] = found
+            self.held[queue] = found
         return found
 
     def places(self, first: int, last: int) -> Iterator[tuple[_Group, int, int]]:
@@ -430,8 +430,8 @@ _GROWTH = 2
 _END: Final = INT_MAX
 
 
-class Stretches(Mapping[ArchiveLane, tuple[Archived, ...]]):
-    """The table. As a mapping: the stretches of each lane, in order of offset, apart from one another."""
+class OffsetRanges(Mapping[ArchiveQueue, tuple[Archived, ...]]):
+    """The table. As a mapping: the offset ranges of each queue, in order of offset, apart from one another."""
 
     __slots__ = ("_changes", "_named", "_saved", "_starts")
 
@@ -442,17 +442,17 @@ class Stretches(Mapping[ArchiveLane, tuple[Archived, ...]]):
             ValueError: They overlap.
         """
         self._saved = _Runs.of(runs)
-        self._changes: dict[ArchiveLane, dict[int, Archived]] = {}
-        self._starts: dict[ArchiveLane, list[int]] = {}  # of what changed, in order
-        self._named: Counter[str] = Counter()  # how many pieces more lie in each file
+        self._changes: dict[ArchiveQueue, dict[int, Archived]] = {}
+        self._starts: dict[ArchiveQueue, list[int]] = {}  # of what changed, in order
+        self._named: Counter[str] = Counter()  # how many row ranges more lie in each file
 
     @classmethod
-    def of(cls, found: Mapping[ArchiveLane, Iterable[Archived]]) -> Stretches:
-        """Of stretches, none of which is saved yet."""
+    def of(cls, found: Mapping[ArchiveQueue, Iterable[Archived]]) -> OffsetRanges:
+        """Of offset ranges, none of which is saved yet."""
         made = cls()
-        for lane, some in found.items():
+        for queue, some in found.items():
             for one in some:
-                made.put(lane, one)
+                made.put(queue, one)
         return made
 
     @property
@@ -462,69 +462,69 @@ class Stretches(Mapping[ArchiveLane, tuple[Archived, ...]]):
 
     # -- reading
 
-    def __iter__(self) -> Iterator[ArchiveLane]:
-        every = sorted({*self._saved.lanes, *self._changes})
-        return (lane for lane in every if self._count(lane))
+    def __iter__(self) -> Iterator[ArchiveQueue]:
+        every = sorted({*self._saved.queues, *self._changes})
+        return (queue for queue in every if self._count(queue))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __getitem__(self, lane: ArchiveLane) -> tuple[Archived, ...]:
-        found = tuple(self.around(lane, 0, _END))
+    def __getitem__(self, queue: ArchiveQueue) -> tuple[Archived, ...]:
+        found = tuple(self.around(queue, 0, _END))
         if not found:
-            raise KeyError(lane)
+            raise KeyError(queue)
         return found
 
-    def __contains__(self, lane: object) -> bool:
-        return isinstance(lane, ArchiveLane) and self._count(lane) > 0
+    def __contains__(self, queue: object) -> bool:
+        return isinstance(queue, ArchiveQueue) and self._count(queue) > 0
 
-    def _count(self, lane: ArchiveLane) -> int:
-        return len(self.columns(lane)[0])
+    def _count(self, queue: ArchiveQueue) -> int:
+        return len(self.columns(queue)[0])
 
     def each(
-        self, takes: Callable[[ArchiveLane], bool] = lambda _lane: True
-    ) -> Iterator[tuple[ArchiveLane, Archived]]:
-        """Every stretch, in order of lane and offset; never are those of more than a lane held.
+        self, takes: Callable[[ArchiveQueue], bool] = lambda _queue: True
+    ) -> Iterator[tuple[ArchiveQueue, Archived]]:
+        """Every offset range, in order of queue and offset; never are those of more than a queue held.
 
         Args:
-            takes: Whether a lane is wanted.
+            takes: Whether a queue is wanted.
         """
-        for lane in filter(takes, self):
-            for one in self.around(lane, 0, _END):
-                yield lane, one
+        for queue in filter(takes, self):
+            for one in self.around(queue, 0, _END):
+                yield queue, one
 
-    def around(self, lane: ArchiveLane, start: int, end: int) -> list[Archived]:
+    def around(self, queue: ArchiveQueue, start: int, end: int) -> list[Archived]:
         """Those that overlap with offsets ``[start, end)``, in order; no other is unpacked."""
-        changed = self._changes.get(lane, {})
-        first, _ = self._saved.lanes.get(lane, (0, 0))
-        starts, ends = self._saved.numbers(lane)[:2]
+        changed = self._changes.get(queue, {})
+        first, _ = self._saved.queues.get(queue, (0, 0))
+        starts, ends = self._saved.numbers(queue)[:2]
         low, high = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end)
         found = [
             one
             for group, *rows in self._saved.places(first + int(low), first + int(high))
-            for one in group.stretches(*rows)
+            for one in group.offset_ranges(*rows)
             if one.start not in changed
         ]
         if changed:
-            found += self._changed_around(lane, start, end)
+            found += self._changed_around(queue, start, end)
             found.sort(key=lambda one: one.start)
         return found
 
-    def _changed_around(self, lane: ArchiveLane, start: int, end: int) -> Iterator[Archived]:
-        starts, changed = self._starts[lane], self._changes[lane]
+    def _changed_around(self, queue: ArchiveQueue, start: int, end: int) -> Iterator[Archived]:
+        starts, changed = self._starts[queue], self._changes[queue]
         low, high = bisect_right(starts, start), bisect_left(starts, end)
         while (
             low
-        ):  # to the last stretch that begins there or before, past what is not there any more
+        ):  # to the last offset range that begins there or before, past what is not there any more
             low -= 1
             if changed[starts[low]].end > starts[low]:
                 break
         every = (changed[at] for at in starts[low:high])
         return (one for one in every if max(one.start, start) < one.end)
 
-    def columns(self, lane: ArchiveLane) -> npt.NDArray[np.int64]:
+    def columns(self, queue: ArchiveQueue) -> npt.NDArray[np.int64]:
         """``COLUMNS``, a row each; nothing is unpacked for them."""
-        found, changed = self._saved.numbers(lane), self._changes.get(lane)
+        found, changed = self._saved.numbers(queue), self._changes.get(queue)
         if not changed:
             return found
         kept = found[:, ~np.isin(found[0], list(changed))]
@@ -532,58 +532,60 @@ class Stretches(Mapping[ArchiveLane, tuple[Archived, ...]]):
         found = np.concatenate([kept, np.array(more, np.int64).reshape(-1, len(COLUMNS)).T], axis=1)
         return found[:, np.argsort(found[0])]
 
-    def files(self, lane: ArchiveLane) -> Iterator[tuple[Any, ...]]:
-        """The fields of each file of a lane, in order: no value is made of what runs have."""
-        if lane in self._changes:
-            yield from (astuple(file) for one in self.around(lane, 0, _END) for file in one.files)
+    def files(self, queue: ArchiveQueue) -> Iterator[tuple[Any, ...]]:
+        """The fields of each file of a queue, in order: no value is made of what runs have."""
+        if queue in self._changes:
+            yield from (astuple(file) for one in self.around(queue, 0, _END) for file in one.files)
             return
-        for group, low, high in self._saved.places(*self._saved.lanes.get(lane, (0, 0))):
+        for group, low, high in self._saved.places(*self._saved.queues.get(queue, (0, 0))):
             for some in group.column("files")[low:high]:
                 yield from some
 
-    def count_of(self, lane: ArchiveLane, key: str) -> int:
-        """How many pieces, of the lanes that may share files with one, lie in a file."""
-        kind, saved = kind_of(lane), self._saved
+    def count_of(self, queue: ArchiveQueue, key: str) -> int:
+        """How many row ranges, of the queues that may share files with one, lie in a file."""
+        kind, saved = kind_of(queue), self._saved
         if kind not in saved.names:
-            mine = (one for one in saved.lanes if kind_of(one) == kind)
-            alone = Stretches()
+            mine = (one for one in saved.queues if kind_of(one) == kind)
+            alone = OffsetRanges()
             alone._saved = saved  # without what changed
             saved.names[kind] = Counter(row[0] for one in mine for row in alone.files(one))
         return saved.names[kind][key] + self._named[key]
 
     # -- changing
 
-    def draft(self) -> Stretches:
+    def draft(self) -> OffsetRanges:
         """The same, to be changed. It costs what changed since the last checkpoint."""
-        made = Stretches()
+        made = OffsetRanges()
         made._saved = self._saved
-        made._changes = {lane: dict(found) for lane, found in self._changes.items()}
-        made._starts = {lane: list(starts) for lane, starts in self._starts.items()}
+        made._changes = {queue: dict(found) for queue, found in self._changes.items()}
+        made._starts = {queue: list(starts) for queue, starts in self._starts.items()}
         made._named = self._named.copy()
         return made
 
-    def put(self, lane: ArchiveLane, new: Archived) -> None:
-        """Take in a stretch, in the place of that which begins where it does; it overlaps with no other. Of a draft."""
-        old = [one for one in self.around(lane, new.start, new.start + 1) if one.start == new.start]
+    def put(self, queue: ArchiveQueue, new: Archived) -> None:
+        """Take in a range, in the place of that which begins where it does; it overlaps with no other. Of a draft."""
+        old = [
+            one for one in self.around(queue, new.start, new.start + 1) if one.start == new.start
+        ]
         self._named.subtract(file.key for one in old for file in one.files)
         self._named.update(file.key for file in new.files)
-        changed = self._changes.setdefault(lane, {})
+        changed = self._changes.setdefault(queue, {})
         if new.start not in changed:
-            insort(self._starts.setdefault(lane, []), new.start)
+            insort(self._starts.setdefault(queue, []), new.start)
         changed[new.start] = new
 
-    def remove(self, lane: ArchiveLane, start: int) -> None:
-        """Take out the stretch that begins there. Of a draft."""
-        self.put(lane, Archived(start, start, 0, 0, 0, (), None, ()))
+    def remove(self, queue: ArchiveQueue, start: int) -> None:
+        """Take out the offset range that begins there. Of a draft."""
+        self.put(queue, Archived(start, start, 0, 0, 0, (), None, ()))
 
     # -- saving
 
-    def settled(self) -> Stretches:
+    def settled(self) -> OffsetRanges:
         """The same, all of it in runs."""
         rows = [
-            (lane, self._changes[lane][start])
-            for lane in sorted(self._changes)
-            for start in self._starts[lane]
+            (queue, self._changes[queue][start])
+            for queue in sorted(self._changes)
+            for start in self._starts[queue]
         ]
         if not rows:
             return self
@@ -595,7 +597,7 @@ class Stretches(Mapping[ArchiveLane, tuple[Archived, ...]]):
         if len(joined) > 1 or not runs:  # of what is not there the oldest run says nothing
             view = _Runs.of(joined, with_gone=bool(runs))
             joined = [SavedRun.of(view.tables())] if len(view.run) else []
-        return Stretches([*runs, *joined])
+        return OffsetRanges([*runs, *joined])
 
 
 def _numbers_of(one: Archived) -> tuple[int, ...]:

@@ -14,10 +14,10 @@ harmed one is deleted, since readers of directories would meet it. A file of hol
 After a crash: a new file that no entry names, which the next repair adopts; or a harmed one that no entry names any more,
 which the next repair deletes.
 
-Work of an engine: looking at the files of some stretches, and making a file again. Plans and entries are the caller's, and
-so is what is deleted, since work may be done twice.
+Work of an engine: looking at the files of some offset ranges, and making a file again. Plans and entries are the caller's,
+and so is what is deleted, since work may be done twice.
 
-Memory: for each piece of work under way its files (of a repair, the file twice) and, of the tier, ``READ_BYTES``; of the
+Memory: for each row range of work under way its files (of a repair, the file twice) and, of the tier, ``READ_BYTES``; of the
 caller, what the log says of one topic.
 """
 
@@ -47,15 +47,15 @@ from tiered.archive.damage import open_log, prove
 from tiered.archive.latest import damaged_tables, folder_of, give_up
 from tiered.archive.lookup import INDEX_KEY, damage_of_index
 from tiered.archive.machine import ArchiveMachine, named_sizes
-from tiered.archive.merging import Merged, Together, append_moves, condemn, write_pieces
+from tiered.archive.merging import Merged, Together, append_moves, condemn, write_row_ranges
 from tiered.archive.model import (
     DATA,
     DAY_MS,
     LOG,
     SIDE,
     Archived,
-    ArchiveLane,
-    MovedPiece,
+    ArchiveQueue,
+    MovedRows,
     ParquetFile,
     SideFile,
     folder_key,
@@ -63,9 +63,9 @@ from tiered.archive.model import (
 from tiered.archive.parquet import (
     Proof,
     have_same_bits,
-    pieces_in,
     read_columns,
     read_metadata,
+    row_ranges_in,
     write_small,
 )
 from tiered.archive.plan import Task, ends_dealt_with
@@ -89,11 +89,11 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
     from tiered.journal.append import JournalWriter
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Incarnation, Parts
-    from tiered.upkeep.engine import Engine, Workbench
+    from tiered.upkeep.engine import Engine, WorkContext
 
 
 _COMPACTED = hole_text(HoleReason.COMPACTED)
@@ -103,13 +103,13 @@ _COMPACTED = hole_text(HoleReason.COMPACTED)
 class ArchiveFinding:
     """Something that is not as the log says."""
 
-    lane: str
+    queue: str
     key: str  # of the file; empty when it is not a file's
     what: str  # what is wrong
 
     def row(self) -> dict[str, str]:
         """For output."""
-        return {"lane": self.lane, "key": self.key, "what": self.what}
+        return {"queue": self.queue, "key": self.key, "what": self.what}
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Report:
     findings: list[ArchiveFinding] = field(default_factory=list)  # what is wrong
     files: int = 0  # that were read
     rows: int = 0  # in them
-    compared: int = 0  # stretches that the tier still has, and that were held against it
+    compared: int = 0  # offset ranges that the tier still has, and that were held against it
 
     def add(self, more: Report) -> None:
         """What somebody else has looked at."""
@@ -129,7 +129,7 @@ class Report:
         self.compared += more.compared
 
 
-def verify_archive(at: Workshop, engine: Engine) -> Report:
+def verify_archive(at: JobContext, engine: Engine) -> Report:
     """Read all that is archived of one broker, and what is derived of the whole archive."""
     reader = TierReader(at.tier, at.place.prefix)
     state, report = read_log(at), Report()
@@ -149,7 +149,7 @@ def verify_archive(at: Workshop, engine: Engine) -> Report:
     report.findings += [
         ArchiveFinding("", key, error.what) for key, error in harmed_derived(at.archive).items()
     ]
-    report.findings.sort(key=lambda one: (one.lane, one.key, one.what))
+    report.findings.sort(key=lambda one: (one.queue, one.key, one.what))
     return report
 
 
@@ -161,7 +161,7 @@ def harmed_derived(archive: ObjectStore) -> dict[str, TieredStoreError]:
     return {**damage_of_index(archive), **damaged_tables(archive)}
 
 
-def read_log(at: Workshop) -> ArchiveState:
+def read_log(at: JobContext) -> ArchiveState:
     """What the archive's log says."""
     log = JournalReader(at.archive, LOG, ArchiveMachine())
     open_log(at.archive, log)
@@ -170,9 +170,9 @@ def read_log(at: Workshop) -> ArchiveState:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Stretches whose rows lie in the same files, to be looked at."""
+    """OffsetRanges whose rows lie in the same files, to be looked at."""
 
-    stretches: tuple[tuple[Archived, Task], ...]
+    offset_ranges: tuple[tuple[Archived, Task], ...]
     """What the log says of each, and what the tier has of it: a task without parts when it has not all."""
     named: dict[str, int]
     """Rows that the log names in each file; only of those that no other look is answerable for."""
@@ -180,73 +180,73 @@ class Inspection:
     """An object of the tier that is gone is lost, and not one that others have merged."""
 
 
-def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[Inspection]:
+def _looks(at: JobContext, state: ArchiveState, reader: TierReader) -> Iterator[Inspection]:
     """All there is to look at, a topic at a time: who shares a file with others mostly has no second one."""
     mine = (at.place.cluster, at.place.broker)
-    each = state.lanes.each(lambda o: (o.cluster, o.broker) == mine and at.takes(o.topic))
+    each = state.queues.each(lambda o: (o.cluster, o.broker) == mine and at.takes(o.topic))
     for _, some in groupby(each, key=lambda pair: pair[0].topic):
         rows, groups = Counter[str](), defaultdict[tuple[str, ...], list[_Side]](list)
-        for lane, one in some:
+        for queue, one in some:
             for file in one.files:
                 rows[file.key] += file.rows
             objects = one.files or one.objects()
-            groups[tuple(dict.fromkeys(file.key for file in objects))].append((lane, one))
+            groups[tuple(dict.fromkeys(file.key for file in objects))].append((queue, one))
         for keys, those in groups.items():
             named = {key: rows.pop(key) for key in keys if key in rows}
-            tasks = ((one, _task(reader, state, lane, one)) for lane, one in those)
+            tasks = ((one, _task(reader, state, queue, one)) for queue, one in those)
             yield Inspection(tuple(tasks), named)
 
 
 def _again(reader: TierReader, look: Inspection) -> Inspection:
     """The same, as the tier is now."""
     tasks = (
-        (one, replace(task, parts=tier_parts(reader, task.lane, one.start, one.end)))
-        for one, task in look.stretches
+        (one, replace(task, parts=tier_parts(reader, task.queue, one.start, one.end)))
+        for one, task in look.offset_ranges
     )
-    return replace(look, stretches=tuple(tasks), is_last=True)
+    return replace(look, offset_ranges=tuple(tasks), is_last=True)
 
 
-def _task(reader: TierReader, state: ArchiveState, lane: ArchiveLane, one: Archived) -> Task:
-    layout = layout_of(state, lane.topic, one)
-    parts = tier_parts(reader, lane, one.start, one.end)
-    return Task(lane, one.start, one.end, parts, layout=layout)
+def _task(reader: TierReader, state: ArchiveState, queue: ArchiveQueue, one: Archived) -> Task:
+    layout = layout_of(state, queue.topic, one)
+    parts = tier_parts(reader, queue, one.start, one.end)
+    return Task(queue, one.start, one.end, parts, layout=layout)
 
 
-def tier_parts(reader: TierReader, lane: ArchiveLane, low: int, high: int) -> Parts:
+def tier_parts(reader: TierReader, queue: ArchiveQueue, low: int, high: int) -> Parts:
     """What the tier has of these offsets; none when it has not all of them."""
-    incarnations = _incarnations(reader, lane)
-    return _parts_of(reader, lane, incarnations[-1], low, high) if incarnations else NO_PARTS
+    incarnations = _incarnations(reader, queue)
+    return _parts_of(reader, queue, incarnations[-1], low, high) if incarnations else NO_PARTS
 
 
-def _incarnations(reader: TierReader, lane: ArchiveLane) -> list[Incarnation]:
-    incarnations = reader.state.queues.get(lane.queue, ())
-    return [incarnation for incarnation in incarnations if incarnation.number == lane.incarnation]
+def _incarnations(reader: TierReader, queue: ArchiveQueue) -> list[Incarnation]:
+    incarnations = reader.state.queues.get(queue.message_queue, ())
+    return [incarnation for incarnation in incarnations if incarnation.number == queue.incarnation]
 
 
 def _parts_of(
-    reader: TierReader, lane: ArchiveLane, incarnation: Incarnation, low: int, high: int
+    reader: TierReader, queue: ArchiveQueue, incarnation: Incarnation, low: int, high: int
 ) -> Parts:
     if low < incarnation.min_offset or high > incarnation.commit_offset:
         return NO_PARTS
-    view = reader.view(lane.queue, incarnation)
+    view = reader.view(queue.message_queue, incarnation)
     first, behind = np.searchsorted(view.starts, (low + 1, high)).tolist()
     return view.parts[max(first - 1, 0) : behind]
 
 
-def inspect(bench: Workbench, look: Inspection) -> Report:
+def inspect(context: WorkContext, look: Inspection) -> Report:
     """Hold files against the log, and against the tier.
 
     Raises:
         ObjectNotFoundError: An object of the tier is gone, perhaps since others have merged it.
     """
-    report, files = Report(files=len(look.named)), _Files(bench.archive, look.named)
-    for archived, task in look.stretches:
-        report.findings += _wrong(bench, files, archived, task, report, is_last=look.is_last)
+    report, files = Report(files=len(look.named)), _Files(context.archive, look.named)
+    for archived, task in look.offset_ranges:
+        report.findings += _wrong(context, files, archived, task, report, is_last=look.is_last)
     return report
 
 
 def _wrong(
-    bench: Workbench,
+    context: WorkContext,
     files: _Files,
     archived: Archived,
     task: Task,
@@ -254,14 +254,14 @@ def _wrong(
     *,
     is_last: bool,
 ) -> Iterator[ArchiveFinding]:
-    finding, tables = partial(ArchiveFinding, str(task.lane)), []
+    finding, tables = partial(ArchiveFinding, str(task.queue)), []
     for file in archived.files:
-        table, wrong = files.read(MovedPiece(task.lane, file))
+        table, wrong = files.read(MovedRows(task.queue, file))
         yield from (finding(file.key, what) for what in wrong)
         if table is not None:
             report.rows += table.num_rows
             tables.append(table)
-    aside, what = _read_side(bench.archive, archived.side)
+    aside, what = _read_side(context.archive, archived.side)
     if what and archived.side:
         yield finding(archived.side.key, what)
     if len(tables) < len(archived.files) or what:
@@ -269,11 +269,11 @@ def _wrong(
     yield from (finding("", what) for what in _account(archived, tables, aside))
     if task.parts:
         report.compared += 1
-        compared = _compare(bench, task, archived, tables, is_last=is_last)
+        compared = _compare(context, task, archived, tables, is_last=is_last)
         yield from (finding("", what) for what in compared)
 
 
-_Places = dict[tuple[ArchiveLane, int], tuple[int, Proof]]
+_Places = dict[tuple[ArchiveQueue, int], tuple[int, Proof]]
 
 
 class _Files:
@@ -284,9 +284,9 @@ class _Files:
         self._named = named
         self._held: dict[str, tuple[pa.Table | None, _Places]] = {}
 
-    def read(self, piece: MovedPiece) -> tuple[pa.Table | None, list[str]]:
-        """A piece's rows, and what is wrong with it and, once, with its file."""
-        file, wrong = piece.file, list[str]()
+    def read(self, row_range: MovedRows) -> tuple[pa.Table | None, list[str]]:
+        """A row range's rows, and what is wrong with it and, once, with its file."""
+        file, wrong = row_range.file, list[str]()
         if file.key not in self._held:
             table, said, wrong = self._read(file)
             self._held[file.key] = table, said
@@ -294,11 +294,11 @@ class _Files:
         if table is None:
             is_first = wrong and file.key in self._named
             return None, wrong if is_first else ["the file could not be read"]
-        at, proof = said.get(piece.mark, (0, None))
+        at, proof = said.get(row_range.mark, (0, None))
         if proof != Proof.of(file):
             return None, [*wrong, "the file says something else of these rows than the log"]
         rows = table.slice(at, file.rows)
-        return rows, [*wrong, *_wrong_with(rows, piece)]
+        return rows, [*wrong, *_wrong_with(rows, row_range)]
 
     def _read(self, file: ParquetFile) -> tuple[pa.Table | None, _Places, list[str]]:
         try:
@@ -308,7 +308,7 @@ class _Files:
         if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
             return None, {}, ["the file has other bytes than the log says"]
         try:
-            table, said = read_columns(data), pieces_in(read_metadata(data))
+            table, said = read_columns(data), row_ranges_in(read_metadata(data))
         except DataError as error:
             return None, {}, [error.what]
         named = self._named.get(file.key, table.num_rows)
@@ -316,8 +316,8 @@ class _Files:
         return table, said, [wrong] if table.num_rows != named else []
 
 
-def _wrong_with(table: pa.Table, piece: MovedPiece) -> Iterator[str]:
-    arrow, file = load_pyarrow(), piece.file
+def _wrong_with(table: pa.Table, row_range: MovedRows) -> Iterator[str]:
+    arrow, file = load_pyarrow(), row_range.file
     offsets, crcs = table["queue_offset"].to_numpy(), table["body_crc"].to_numpy()
     days = table["store_ts"].cast(arrow.int64()).to_numpy() // (DAY_MS * 1000)
     if len(offsets) != file.rows or not len(offsets):
@@ -327,12 +327,12 @@ def _wrong_with(table: pa.Table, piece: MovedPiece) -> Iterator[str]:
         yield "queue offsets are not those that the log says, or not in order"
     if int(crcs.sum()) != file.body_crc_sum:
         yield "the sum of the bodies' checksums is not the one that the log says"
-    lanes = {(piece.lane.queue_id, piece.lane.incarnation)}
+    queues = {(row_range.queue.queue_id, row_range.queue.incarnation)}
     numbers = (table[name].to_numpy() for name in ("queue_id", "incarnation"))
-    if set(zip(*map(np.unique, numbers), strict=False)) != lanes:
+    if set(zip(*map(np.unique, numbers), strict=False)) != queues:
         yield "rows are of another queue than the log says"
     if len(np.unique(days)) > 1 or not file.key.startswith(
-        folder_key(piece.lane.topic, int(days[0]))
+        folder_key(row_range.queue.topic, int(days[0]))
     ):
         yield "rows are not of the topic and day that the key says"
 
@@ -361,10 +361,10 @@ def _account(archived: Archived, tables: list[pa.Table], aside: list[int]) -> It
 
 
 def _compare(
-    bench: Workbench, task: Task, archived: Archived, tables: list[pa.Table], *, is_last: bool
+    context: WorkContext, task: Task, archived: Archived, tables: list[pa.Table], *, is_last: bool
 ) -> Iterator[str]:
     """Whether the rows are those that the tier has."""
-    columns = Columns(task.lane, task.layout)
+    columns = Columns(task.queue, task.layout)
     names = columns.schema.names
     if any(not set(names).issubset(table.column_names) for table in tables):
         yield "columns are missing that the log says are there"
@@ -374,7 +374,7 @@ def _compare(
     offsets = rows["queue_offset"].to_numpy() if rows is not None else np.zeros(0, np.int64)
     at, aside = 0, 0
     try:
-        for batch in _batches(bench, task):
+        for batch in _batches(context, task):
             made, left = columns.make(batch)
             behind = int(np.searchsorted(offsets, batch.end_offset))
             # What the tier's topic was compacted of since, the archive has all the same.
@@ -405,12 +405,14 @@ def _is_equal(
     return have_same_bits(ours, arrow.Table.from_batches(made))
 
 
-def _batches(bench: Workbench, task: Task) -> Iterator[TierBatch]:
+def _batches(context: WorkContext, task: Task) -> Iterator[TierBatch]:
     """What the tier has of a task's offsets."""
     if not task.parts:
         return iter(())
     incarnation = task.incarnation
-    source = QueueReader.of_incarnation(bench.tier, bench.prefix, task.lane.queue, incarnation)
+    source = QueueReader.of_incarnation(
+        context.tier, context.prefix, task.queue.message_queue, incarnation
+    )
     return (one for one in source.batches(incarnation.min_offset) if not isinstance(one, Gap))
 
 
@@ -429,7 +431,7 @@ def harmed_files(archive: ObjectStore, state: ArchiveState) -> dict[str, str]:
 
 def damaged_files(archive: ObjectStore, state: ArchiveState, engine: Engine) -> dict[str, str]:
     """The same by every byte: what is gone, has another size, or another checksum than the log says."""
-    files = {file.key: file for _, one in state.lanes.each() for file in one.objects()}
+    files = {file.key: file for _, one in state.queues.each() for file in one.objects()}
     found = harmed_files(archive, state)
     rest = (file for key, file in sorted(files.items()) if key not in found)
     with all_done(engine(damage_of, rest)) as every:
@@ -437,10 +439,10 @@ def damaged_files(archive: ObjectStore, state: ArchiveState, engine: Engine) -> 
     return dict(sorted(found.items()))
 
 
-def damage_of(bench: Workbench, file: ParquetFile | SideFile) -> str:
+def damage_of(context: WorkContext, file: ParquetFile | SideFile) -> str:
     """What is wrong with the bytes of a file; empty: nothing."""
     try:
-        prove(bench.archive, file)
+        prove(context.archive, file)
     except DataError as error:
         return error.what
     return ""
@@ -491,7 +493,7 @@ class Repaired:
         return {**asdict(self), "failed": failed}
 
 
-def plan_repair(at: Workshop, state: ArchiveState, engine: Engine, *, by_bytes: bool) -> Plan:
+def plan_repair(at: JobContext, state: ArchiveState, engine: Engine, *, by_bytes: bool) -> Plan:
     """What is harmed, and of which the tier has what it was made of. Of this broker; others are named as refused.
 
     Args:
@@ -502,15 +504,15 @@ def plan_repair(at: Workshop, state: ArchiveState, engine: Engine, *, by_bytes: 
     reader = TierReader(at.tier, at.place.prefix)
     reader.refresh()
     repairs, refusals, sizes = [], [], named_sizes(state)
-    for key, (pieces, sides) in _pieces(state, harmed).items():
-        parts = [(one.lane, one.file.low, one.file.high) for one in pieces]
-        parts += [(lane, one.start, one.end) for lane, one in sides]
+    for key, (row_ranges, sides) in _row_ranges(state, harmed).items():
+        parts = [(one.queue, one.file.low, one.file.high) for one in row_ranges]
+        parts += [(queue, one.start, one.end) for queue, one in sides]
         sources = ((*part, _sources(reader, state, *part)) for part in parts)
         why = next(filter(None, (_unmakeable(at, *one) for one in sources)), "")
         if why:
             refusals.append(f"{key}: {harmed[key]}; {why}")
         else:
-            rows = sum(one.file.rows for one in pieces)
+            rows = sum(one.file.rows for one in row_ranges)
             row = {"key": key, "what": harmed[key], "rows": rows, "size_bytes": sizes[key]}
             repairs.append(row)
     return {
@@ -528,7 +530,7 @@ def plan_repair(at: Workshop, state: ArchiveState, engine: Engine, *, by_bytes: 
 
 
 def apply_repair(
-    at: Workshop, log: JournalWriter[ArchiveState], plan: Plan, engine: Engine
+    at: JobContext, log: JournalWriter[ArchiveState], plan: Plan, engine: Engine
 ) -> Repaired:
     """Carry out a plan: what of it is still named, and of which the rows prove the same.
 
@@ -569,7 +571,7 @@ def _derived(archive: ObjectStore) -> list[list[str]]:
     return [[key, error.what] for key, error in found if isinstance(error, DataError)]
 
 
-def _take_away(at: Workshop, keys: list[str], result: Repaired) -> None:
+def _take_away(at: JobContext, keys: list[str], result: Repaired) -> None:
     """What is derived and still damaged, so that who makes it makes it again."""
     still = {key for key, _ in _derived(at.archive)} if keys else set()
     tables = {folder_of(key) or "" for key in keys if key in still}
@@ -582,7 +584,7 @@ def _take_away(at: Workshop, keys: list[str], result: Repaired) -> None:
 
 
 def _take(
-    at: Workshop,
+    at: JobContext,
     log: JournalWriter[ArchiveState],
     remake: Remake,
     made: bytes | tuple[int, int],
@@ -594,14 +596,14 @@ def _take(
         result.made += 1
         return
     merged = Merged()
-    new = Together.of((piece for piece, _ in remake.pieces), remake.epoch).made(*made)
+    new = Together.of((row_range for row_range, _ in remake.row_ranges), remake.epoch).made(*made)
     append_moves(log, [new], merged)
     result.made += merged.new_files
     result.rows += merged.rows
 
 
 def _delete_harmed(
-    at: Workshop, log: JournalWriter[ArchiveState], keys: list[str], result: Repaired
+    at: JobContext, log: JournalWriter[ArchiveState], keys: list[str], result: Repaired
 ) -> None:
     """What no entry names any more; ``--clean`` waits for readers, and this one nobody can read."""
     log.catch_up()
@@ -620,30 +622,30 @@ def _remains(archive: ObjectStore, state: ArchiveState) -> list[str]:
     return sorted(info.key for info in found if info.size_bytes != sizes[info.key])
 
 
-_Side = tuple[ArchiveLane, Archived]
+_Side = tuple[ArchiveQueue, Archived]
 
 
-def _pieces(
+def _row_ranges(
     state: ArchiveState, keys: Iterable[str]
-) -> dict[str, tuple[list[MovedPiece], list[_Side]]]:
+) -> dict[str, tuple[list[MovedRows], list[_Side]]]:
     """What lies in each file that is named: rows, or what is not a row."""
     wanted = set(keys)
-    found: dict[str, tuple[list[MovedPiece], list[_Side]]] = {}
-    for lane, one in state.lanes.each():
+    found: dict[str, tuple[list[MovedRows], list[_Side]]] = {}
+    for queue, one in state.queues.each():
         for file in one.files:
             if file.key in wanted:
-                found.setdefault(file.key, ([], []))[0].append(MovedPiece(lane, file))
+                found.setdefault(file.key, ([], []))[0].append(MovedRows(queue, file))
         if one.side and one.side.key in wanted:
-            found.setdefault(one.side.key, ([], []))[1].append((lane, one))
+            found.setdefault(one.side.key, ([], []))[1].append((queue, one))
     return found
 
 
-def _unmakeable(at: Workshop, lane: ArchiveLane, low: int, high: int, sources: Sources) -> str:
+def _unmakeable(at: JobContext, queue: ArchiveQueue, low: int, high: int, sources: Sources) -> str:
     """Why the tier is not a source of these offsets; empty: it is one."""
-    if (lane.cluster, lane.broker) != (at.place.cluster, at.place.broker):
-        return f"it is of {lane.cluster}/{lane.broker}: repair with the tier of that broker"
+    if (queue.cluster, queue.broker) != (at.place.cluster, at.place.broker):
+        return f"it is of {queue.cluster}/{queue.broker}: repair with the tier of that broker"
     if not sources:
-        return f"the tier has not offsets [{low}, {high}) of {lane.queue} any more: put the file back from a copy"
+        return f"the tier has not offsets [{low}, {high}) of {queue.message_queue} any more: put the file back from a copy"
     return ""
 
 
@@ -652,8 +654,10 @@ class Remake:
     """A file to be made again, and what the tier has of it."""
 
     key: str  # of the harmed one
-    pieces: tuple[tuple[MovedPiece, Sources], ...]  # rows that lay in it
-    sides: tuple[tuple[SideFile, Sources], ...]  # or the stretch whose holes and bad records did
+    row_ranges: tuple[tuple[MovedRows, Sources], ...]  # rows that lay in it
+    sides: tuple[
+        tuple[SideFile, Sources], ...
+    ]  # or the offset range whose holes and bad records did
     epoch: int  # of the archive
 
 
@@ -662,45 +666,45 @@ Sources = tuple[Task, ...]
 
 
 def _sources(
-    reader: TierReader, state: ArchiveState, lane: ArchiveLane, low: int, high: int
+    reader: TierReader, state: ArchiveState, queue: ArchiveQueue, low: int, high: int
 ) -> Sources:
     """Where the tier has offsets of the history that the archive stands on; none when it has not all of them.
 
     What the broker has truncated since is kept there, too. It does not count any more, but nothing forgets it as long as
     the file in which it lies beside others is harmed.
     """
-    incarnations, found, at = _incarnations(reader, lane), list[Task](), low
+    incarnations, found, at = _incarnations(reader, queue), list[Task](), low
     if not incarnations:
         return ()
-    (stretch,) = state.overlapping(lane, low, low + 1)
+    (offset_range,) = state.overlapping(queue, low, low + 1)
     layout, tails = (
-        layout_of(state, lane.topic, stretch),
-        ends_dealt_with(state, lane, incarnations),
+        layout_of(state, queue.topic, offset_range),
+        ends_dealt_with(state, queue, incarnations),
     )
     while at < high:
         incarnation, _, behind = incarnation_at(incarnations, tails, at)
         end = min(behind, high)
-        parts = _parts_of(reader, lane, incarnation, at, end) if at < end else NO_PARTS
+        parts = _parts_of(reader, queue, incarnation, at, end) if at < end else NO_PARTS
         if not parts:
             return ()
-        found.append(Task(lane, at, end, parts, layout=layout))
+        found.append(Task(queue, at, end, parts, layout=layout))
         at = end
     return tuple(found)
 
 
 def _remakes(state: ArchiveState, reader: TierReader, keys: Iterable[str]) -> Iterator[Remake]:
-    for key, (pieces, sides) in _pieces(state, keys).items():
+    for key, (row_ranges, sides) in _row_ranges(state, keys).items():
         rows, others = [], []
-        for piece in pieces:
-            file = piece.file
-            rows.append((piece, _sources(reader, state, piece.lane, file.low, file.high)))
-        for lane, one in sides:
+        for row_range in row_ranges:
+            file = row_range.file
+            rows.append((row_range, _sources(reader, state, row_range.queue, file.low, file.high)))
+        for queue, one in sides:
             assert one.side is not None
-            others.append((one.side, _sources(reader, state, lane, one.start, one.end)))
+            others.append((one.side, _sources(reader, state, queue, one.start, one.end)))
         yield Remake(key, tuple(rows), tuple(others), state.fence.epoch)
 
 
-def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
+def make_again(context: WorkContext, remake: Remake) -> bytes | tuple[int, int]:
     """A harmed file once more.
 
     Returns:
@@ -711,32 +715,38 @@ def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
         ObjectNotFoundError: An object of the tier is gone.
     """
     for side, tasks in remake.sides:
-        return _side_again(bench, side, tasks)
-    new = Together.of((piece for piece, _ in remake.pieces), remake.epoch)
-    sources = dict(remake.pieces)
+        return _side_again(context, side, tasks)
+    new = Together.of((row_range for row_range, _ in remake.row_ranges), remake.epoch)
+    sources = dict(remake.row_ranges)
     layouts = (task.layout for tasks in sources.values() for task in tasks)
-    said = {"tiered.source": bench.prefix, **body_metadata(next(layouts, PLAIN))}
+    said = {"tiered.source": context.prefix, **body_metadata(next(layouts, PLAIN))}
 
-    def rows() -> Iterator[tuple[MovedPiece, pa.RecordBatch]]:
-        for piece in new.pieces:
-            tasks, found = sources[piece], 0
+    def rows() -> Iterator[tuple[MovedRows, pa.RecordBatch]]:
+        for row_range in new.row_ranges:
+            tasks, found = sources[row_range], 0
             if not tasks:
-                raise _differs(piece, "it has not all of these offsets")
-            for some in chain.from_iterable(_rows_of(bench, task, piece.file) for task in tasks):
-                yield piece, some
+                raise _differs(row_range, "it has not all of these offsets")
+            for some in chain.from_iterable(
+                _rows_of(context, task, row_range.file) for task in tasks
+            ):
+                yield row_range, some
                 found += some.num_rows
-            if found != piece.file.rows:
-                raise _differs(piece, f"it has {found} of {piece.file.rows} rows")
+            if found != row_range.file.rows:
+                raise _differs(row_range, f"it has {found} of {row_range.file.rows} rows")
 
-    return write_pieces(
-        bench.archive, new, said, rows(), lambda piece: _differs(piece, "it has other rows")
+    return write_row_ranges(
+        context.archive,
+        new,
+        said,
+        rows(),
+        lambda row_range: _differs(row_range, "it has other rows"),
     )
 
 
-def _rows_of(bench: Workbench, task: Task, file: ParquetFile) -> Iterator[pa.RecordBatch]:
+def _rows_of(context: WorkContext, task: Task, file: ParquetFile) -> Iterator[pa.RecordBatch]:
     """Rows of the file's day between its offsets, in order."""
-    columns = Columns(task.lane, task.layout)
-    for batch in _batches(bench, task):
+    columns = Columns(task.queue, task.layout)
+    for batch in _batches(context, task):
         for made in columns.make(batch)[0]:
             for day, rows in by_day(made):
                 offsets = rows.column("queue_offset").to_numpy()
@@ -745,27 +755,27 @@ def _rows_of(bench: Workbench, task: Task, file: ParquetFile) -> Iterator[pa.Rec
                     yield rows.slice(low, high - low)
 
 
-def _differs(piece: MovedPiece, what: str) -> DataError:
+def _differs(row_range: MovedRows, what: str) -> DataError:
     return DataError(
         f"the tier is not any more what this file was made of: {what}",
-        where=f"{piece.lane} [{piece.file.low}, {piece.file.high})",
+        where=f"{row_range.queue} [{row_range.file.low}, {row_range.file.high})",
         do="put the file back from a copy",
     )
 
 
-def _side_again(bench: Workbench, side: SideFile, tasks: Sources) -> bytes:
+def _side_again(context: WorkContext, side: SideFile, tasks: Sources) -> bytes:
     """The file of holes and bad records once more, byte for byte; it is the caller's to put it in the old one's place."""
     data = b""
     if tasks:
-        columns = Columns(tasks[0].lane, tasks[0].layout)
-        batches = chain.from_iterable(_batches(bench, task) for task in tasks)
+        columns = Columns(tasks[0].queue, tasks[0].layout)
+        batches = chain.from_iterable(_batches(context, task) for task in tasks)
         aside = [one for batch in batches for one in columns.make(batch)[1]]
         aside.sort(key=lambda one: one.queue_offset)
-        data = write_small(side_table(tasks[0].lane, aside))
+        data = write_small(side_table(tasks[0].queue, aside))
     if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
         raise DataError(
             "the tier is not any more what this file was made of",
-            where=f"{bench.archive.url}/{side.key}",
+            where=f"{context.archive.url}/{side.key}",
             do="put the file back from a copy",
         )
     return data

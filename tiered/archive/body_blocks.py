@@ -183,7 +183,7 @@ class _DecodeWork:
     partly: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Rows that do not fit as a whole; of their members some may."""
     is_strict: bool = True  # no body so far had a member without a column
-    _pieces: list[list[Any]] = field(default_factory=list)
+    _row_ranges: list[list[Any]] = field(default_factory=list)
     _rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
     def take_all(self, rows: npt.NDArray[np.int64]) -> None:
@@ -234,16 +234,16 @@ class _DecodeWork:
     def _keep(self, rows: npt.NDArray[np.int64], columns: list[Any]) -> None:
         if any(len(column) != len(rows) for column in columns):
             raise InternalError("a decoder of bodies gave another number of rows than it was given")
-        self._pieces.append(columns)
+        self._row_ranges.append(columns)
         self._rows.append(rows)
 
     def columns(self, wanted: list[pa.Field]) -> list[pa.Array]:
         """All rows in order; null where one did not fit."""
         arrow, count = load_pyarrow(), len(self.bodies)
-        if not self._pieces:
+        if not self._row_ranges:
             return [arrow.nulls(count, column.type) for column in wanted]
         whole = [
-            arrow.concat_arrays([piece[number] for piece in self._pieces])
+            arrow.concat_arrays([row_range[number] for row_range in self._row_ranges])
             for number in range(len(wanted))
         ]
         rows = np.concatenate(self._rows)

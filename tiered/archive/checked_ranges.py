@@ -71,10 +71,10 @@ class Sums:
 
 def with_sums(data: Any) -> bytes:  # noqa: ANN401 (a buffer)
     """A Parquet file with checksums of its blocks."""
-    return b"".join(pieces_with_sums(data))
+    return b"".join(chunks_with_sums(data))
 
 
-def pieces_with_sums(data: Any) -> tuple[memoryview, bytes]:  # noqa: ANN401 (a buffer)
+def chunks_with_sums(data: Any) -> tuple[memoryview, bytes]:  # noqa: ANN401 (a buffer)
     """The same in two pieces, the blocks and what follows them, since copying a large file is what this costs."""
     whole = memoryview(data).cast("B")
     length, magic = _END.unpack(whole[-_END.size :])
@@ -132,7 +132,7 @@ def require_sums(data: Any, end: bytes = b"") -> None:  # noqa: ANN401 (a buffer
     """See that a whole file in memory is as it was written.
 
     Args:
-        end: What follows them, if that is a piece of its own.
+        end: What follows them, if that is a row range of its own.
     """
     whole = memoryview(data).cast("B")
     try:

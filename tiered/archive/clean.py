@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
     from tiered.journal.append import JournalWriter
 
 WHAT = "archive"
@@ -83,7 +83,7 @@ class Leftover:
         return [self.key, self.size_bytes, self.at_ms, self.kind]
 
 
-def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) -> Plan:
+def plan_clean(at: JobContext, state: ArchiveState, *, grace_ms: int, limit: int) -> Plan:
     """What may be deleted now, and what stays.
 
     Args:
@@ -132,7 +132,7 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
     }
 
 
-def apply_clean(at: Workshop, log: JournalWriter[ArchiveState], plan: Plan) -> dict[str, Any]:
+def apply_clean(at: JobContext, log: JournalWriter[ArchiveState], plan: Plan) -> dict[str, Any]:
     """Carry out a plan.
 
     Returns:
@@ -158,7 +158,7 @@ def apply_clean(at: Workshop, log: JournalWriter[ArchiveState], plan: Plan) -> d
 
 
 def _delete_files(
-    at: Workshop, log: JournalWriter[ArchiveState], rows: list[Leftover], done: dict[str, int]
+    at: JobContext, log: JournalWriter[ArchiveState], rows: list[Leftover], done: dict[str, int]
 ) -> None:
     """Delete files of messages, and of what is none."""
     log.catch_up()
@@ -187,7 +187,7 @@ def _delete_files(
 
 
 def _delete_others(
-    at: Workshop, state: ArchiveState, rows: list[Leftover], done: dict[str, int]
+    at: JobContext, state: ArchiveState, rows: list[Leftover], done: dict[str, int]
 ) -> None:
     """Delete what nothing but its name refers to."""
     useless = {info.key for info in useless_parts(at.archive, _known(state))} if rows else set()
@@ -247,7 +247,7 @@ def _old(infos: Iterable[ObjectInfo], kind: str, before_ms: int) -> list[Leftove
     return [one for one in _as_rows(infos, kind) if 0 <= one.at_ms < before_ms]
 
 
-def _is_there(at: Workshop, one: Leftover) -> bool:
+def _is_there(at: JobContext, one: Leftover) -> bool:
     try:
         found = at.archive.head(one.key)
     except ObjectNotFoundError:
@@ -262,7 +262,7 @@ def _is_there(at: Workshop, one: Leftover) -> bool:
 _WHO = {REPLACED: "log", UNNAMED: "plan"}
 
 
-def _harmed(at: Workshop, state: ArchiveState) -> list[str]:
+def _harmed(at: JobContext, state: ArchiveState) -> list[str]:
     """What is wrong with the files of messages that count, so far as a listing tells."""
     found = harmed_files(at.archive, state).items()
     return [

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tiered.archive.body_blocks import BodyCounts, Decoder
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, ArchiveLane
+    from tiered.archive.model import Archived, ArchiveQueue
     from tiered.log.decode import TierBatch
 
 BODY_REASON = "body: "
@@ -109,13 +109,13 @@ def _with_inner_ids(kind: Any, ids: Iterator[int]) -> Any:  # noqa: ANN401 (pyar
 def topic_schema(state: ArchiveState, topic: str) -> pa.Schema:
     """The columns that files of a topic may have: all that any of them has. A file that lacks one has null there."""
     bodies = state.bodies.get(topic, ())
-    lanes = (lane for lane in state.lanes if lane.topic == topic)
-    has_records = any(state.lanes.columns(lane)[-1].any() for lane in lanes)
+    queues = (queue for queue in state.queues if queue.topic == topic)
+    has_records = any(state.queues.columns(queue)[-1].any() for queue in queues)
     return schema(BodyLayout(bodies[-1] if bodies else None, len(bodies), has_records))
 
 
 def layout_of(state: ArchiveState, topic: str, archived: Archived) -> BodyLayout:
-    """What the files of a stretch have beside the columns of every file."""
+    """What the files of an offset range have beside the columns of every file."""
     number = archived.columns
     body = state.bodies[topic][number - 1] if number else None
     return BodyLayout(body, number, archived.has_records)
@@ -176,9 +176,9 @@ class Columns:
     """Makes record batches with the columns of an archive. For any thread."""
 
     def __init__(
-        self, lane: ArchiveLane, layout: BodyLayout = PLAIN, names: Collection[str] | None = None
+        self, queue: ArchiveQueue, layout: BodyLayout = PLAIN, names: Collection[str] | None = None
     ) -> None:
-        """Of a lane's messages, with what a layout adds.
+        """Of a queue's messages, with what a layout adds.
 
         Args:
             names: Only these columns of every file, and ``queue_offset``; without a layout. A body that is not among
@@ -201,7 +201,7 @@ class Columns:
         self._arrow: Any = load_pyarrow()
         texts = [UNIQ_KEY] if "uniq_key" in known else []
         self._maker = ArrowMaker(tuple(self._taken.values()), properties=texts)
-        self.lane = lane
+        self.queue = queue
 
     def make(
         self, batch: TierBatch, counts: BodyCounts | None = None
@@ -289,9 +289,9 @@ class Columns:
         if "body_crc" in known:
             found["body_crc"] = arrow.array(_crcs(batch, numbers))
         if "broker" in known:
-            found["broker"] = arrow.repeat(arrow.scalar(_utf8(self.lane.broker)), count)
+            found["broker"] = arrow.repeat(arrow.scalar(_utf8(self.queue.broker)), count)
         if "incarnation" in known:
-            incarnation = arrow.scalar(self.lane.incarnation, arrow.int32())
+            incarnation = arrow.scalar(self.queue.incarnation, arrow.int32())
             found["incarnation"] = arrow.repeat(incarnation, count)
         if self._layout.has_records:
             found[RECORD] = _records(arrow, batch, numbers)
@@ -307,14 +307,14 @@ class Columns:
         return divided
 
 
-def side_table(lane: ArchiveLane, aside: list[Aside]) -> pa.Table:
+def side_table(queue: ArchiveQueue, aside: list[Aside]) -> pa.Table:
     """A side file's rows."""
     count = len(aside)
     columns = {
-        "topic": [_utf8(lane.topic)] * count,
-        "queue_id": [lane.queue_id] * count,
-        "broker": [_utf8(lane.broker)] * count,
-        "incarnation": [lane.incarnation] * count,
+        "topic": [_utf8(queue.topic)] * count,
+        "queue_id": [queue.queue_id] * count,
+        "broker": [_utf8(queue.broker)] * count,
+        "incarnation": [queue.incarnation] * count,
         "queue_offset": [one.queue_offset for one in aside],
         "reason": [one.reason for one in aside],
         "record": [one.record for one in aside],

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tiered.archive.model import ParquetFile, SideFile
 
 PROVERS = 8
-PIECE_BYTES = 8 << 20
+ROW_RANGE_BYTES = 8 << 20
 LOOKED_AT = 1000
 READ_BYTES = 1 << 30
 """So many files, of these so many bytes, are looked at in search of the one that is damaged."""
@@ -99,18 +99,18 @@ def _reading_log(archive: ObjectStore) -> Iterator[None]:
 def prove_files(archive: ObjectStore, files: Iterable[ParquetFile]) -> None:
     """See that files are what the log says, before others read them who look at no checksums. All of each is read.
 
-    Threads: ``PROVERS`` of its own, each with ``PIECE_BYTES``.
+    Threads: ``PROVERS`` of its own, each with ``ROW_RANGE_BYTES``.
     """
     with ThreadPoolExecutor(PROVERS, "tiered-prove") as pool:
         deque(pool.map(lambda file: prove(archive, file), files), maxlen=0)
 
 
 def prove(archive: ObjectStore, file: ParquetFile | SideFile) -> None:
-    """See that a file is what the log says, by its bytes; a piece at a time."""
+    """See that a file is what the log says, by its bytes; a row range at a time."""
     crc = 0
     with reading(archive, file.key):
-        for start in range(0, file.size_bytes, PIECE_BYTES):
-            end = min(start + PIECE_BYTES, file.size_bytes)
+        for start in range(0, file.size_bytes, ROW_RANGE_BYTES):
+            end = min(start + ROW_RANGE_BYTES, file.size_bytes)
             crc = zlib_ng.crc32(archive.get(file.key, ByteRange(start, end)), crc)
     if crc != file.crc:
         raise _damage(archive, file.key, "has other bytes than the archive's log says")

@@ -1,8 +1,9 @@
 """A task whose source is damaged, divided: what is sound is archived, and what lies in damaged blocks waits for a repair.
 
-Each sound stretch becomes a task of its own, with its own entry in the log, so the damaged ones in between stay what they
+Each sound offset range becomes a task of its own, with its own entry in the log, so the damaged ones in between stay what
+they
 are: queue offsets of a sealed segment that are not archived. They are named, the next run tries them again, and nothing
-takes them for archived (``tiered.archive.evidence``). So a repair of the tier brings them in; going on loses nothing.
+takes them for archived (``tiered.archive.archive_proof``). So a repair of the tier brings them in; going on loses nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from tiered.archive.plan import Task
-    from tiered.upkeep.engine import Workbench
+    from tiered.upkeep.engine import WorkContext
 
 DO: Final = (
     "the rest is archived; `tiered verify URL --deep --store STORE --repair` mends what the broker or another object still"
@@ -27,12 +28,14 @@ DO: Final = (
 """What to do about messages in damaged blocks."""
 
 
-def find_lost(bench: Workbench, task: Task) -> tuple[tuple[int, int, str], ...]:
-    """Queue offsets of a task that cannot be read, each stretch with what is damaged; empty: all can.
+def find_lost(context: WorkContext, task: Task) -> tuple[tuple[int, int, str], ...]:
+    """Queue offsets of a task that cannot be read, each offset range with what is damaged; empty: all can.
 
     Memory: a section, where it is damaged.
     """
-    reader = QueueReader.of_incarnation(bench.tier, bench.prefix, task.lane.queue, task.incarnation)
+    reader = QueueReader.of_incarnation(
+        context.tier, context.prefix, task.queue.message_queue, task.incarnation
+    )
     return tuple(reader.find_lost(QueueOffset(task.start), QueueOffset(task.end)))
 
 
@@ -59,5 +62,5 @@ def _part(task: Task, start: int, end: int) -> Task:
 
 def _told(task: Task, start: int, end: int, why: str) -> DataError:
     return DataError(
-        f"messages [{start}, {end}) are damaged in the tier: {why}", where=str(task.lane), do=DO
+        f"messages [{start}, {end}) are damaged in the tier: {why}", where=str(task.queue), do=DO
     )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.archive.checked_ranges import Sums
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import ArchiveLane, ParquetFile
+    from tiered.archive.model import ArchiveQueue, ParquetFile
     from tiered.archive.stale import Stale
 
 
@@ -164,11 +164,11 @@ def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]: 
         connection.execute("SET disabled_optimizers = ''")
 
 
-def may_hold(wanted: Selection, lane: ArchiveLane, file: ParquetFile) -> bool:
+def may_hold(wanted: Selection, queue: ArchiveQueue, file: ParquetFile) -> bool:
     """Whether a file can have a row that is wanted, by what the log says of it."""
     return (
-        wanted.meets("queue_id", lane.queue_id, lane.queue_id)
-        and wanted.meets("incarnation", lane.incarnation, lane.incarnation)
+        wanted.meets("queue_id", queue.queue_id, queue.queue_id)
+        and wanted.meets("incarnation", queue.incarnation, queue.incarnation)
         and wanted.meets("queue_offset", file.low, file.high - 1)
         and wanted.meets("store_ts", file.store_min_ms * 1000, file.store_max_ms * 1000 + 999)
     )
@@ -260,18 +260,18 @@ def _joined(text: str) -> Iterator[str]:
     if text[:1] == "(" and _closes(text) == len(text) - 1:
         yield from _joined(text[1:-1])
         return
-    depth, start, pieces, outline = 0, 0, [], ""
+    depth, start, row_ranges, outline = 0, 0, [], ""
     for at, char in enumerate(text):
         depth += {"(": 1, ")": -1}.get(char, 0)
         outline += char * (depth == 0)
         if depth == 0 and text.startswith(_AND, at):
-            pieces.append(text[start:at])
+            row_ranges.append(text[start:at])
             start = at + len(_AND)
-    if not pieces:
+    if not row_ranges:
         yield text
     elif not _OTHER.search(outline):
-        for piece in (*pieces, text[start:]):
-            yield from _joined(piece)
+        for row_range in (*row_ranges, text[start:]):
+            yield from _joined(row_range)
 
 
 def _closes(text: str) -> int:
@@ -539,17 +539,17 @@ def _chosen(
 ) -> list[str]:
     """Keys of the files of a topic that a question may need; None wants all. Each once, in order."""
 
-    def is_needed(lane: ArchiveLane, file: ParquetFile) -> bool:
+    def is_needed(queue: ArchiveQueue, file: ParquetFile) -> bool:
         return wanted is None or any(
-            may_hold(each, lane, file) and file.key not in without.get(each.key, ())
+            may_hold(each, queue, file) and file.key not in without.get(each.key, ())
             for each in wanted
         )
 
     files = (
         file.key
-        for lane, one in state.lanes.each(lambda lane: lane.topic == topic)
+        for queue, one in state.queues.each(lambda queue: queue.topic == topic)
         for file in one.files
-        if is_needed(lane, file)
+        if is_needed(queue, file)
     )
     return list(dict.fromkeys(files))
 
@@ -586,7 +586,7 @@ def _has_more(state: ArchiveState, topic: str) -> bool:
     """Whether files of a topic may differ in their columns."""
     return topic in state.bodies or any(
         one.columns or one.has_records or one.schema != SCHEMA_VERSION
-        for _, one in state.lanes.each(lambda lane: lane.topic == topic)
+        for _, one in state.queues.each(lambda queue: queue.topic == topic)
     )
 
 

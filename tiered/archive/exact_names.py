@@ -148,14 +148,14 @@ class ExactNames:
     def _put_words(self, statement: str) -> str:
         if _TEXTS.search(statement):
             self.require_exact(statement)
-        pieces, at = list[str](), 0
+        row_ranges, at = list[str](), 0
         for start, end, name in identifiers(statement):
             if name.casefold() in self.alike and not self._is_column(name):
                 table = self.table(name)
-                pieces += [statement[at:start], quoted(table)]
+                row_ranges += [statement[at:start], quoted(table)]
                 at = end if table != name else start
-                pieces = pieces if table != name else pieces[:-1]
-        return "".join([*pieces, statement[at:]])
+                row_ranges = row_ranges if table != name else row_ranges[:-1]
+        return "".join([*row_ranges, statement[at:]])
 
     def _is_column(self, name: str) -> bool:
         return name not in self.tables and name in self.columns

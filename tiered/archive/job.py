@@ -58,7 +58,7 @@ from tiered.archive.plan import (
     plan_works,
 )
 from tiered.archive.stale import decode_again, stale_rows
-from tiered.archive.task import Workshop, do_work
+from tiered.archive.task import JobContext, do_work
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
@@ -72,13 +72,13 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import ArchiveLane
+    from tiered.archive.model import ArchiveQueue
     from tiered.archive.plan import Plan
     from tiered.archive.stale import Remade, Stale
     from tiered.clock import Clock
     from tiered.journal.entry import Action
     from tiered.log.parts import TierState
-    from tiered.upkeep.engine import Engine, T, V, Workbench
+    from tiered.upkeep.engine import Engine, T, V, WorkContext
 
 
 # -- what it has done ------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ class Result:
     run: str = ""  # its id in the log
     kind: str = ""  # what does the work
     began_ms: int = 0  # when it began, UTC
-    segments: int = 0  # stretches that it archived
-    overtaken: int = 0  # stretches that another job had archived first
+    segments: int = 0  # offset ranges that it archived
+    overtaken: int = 0  # offset ranges that another job had archived first
     files: int = 0  # files that its entries name
     rows: int = 0  # messages in them
     bad: int = 0  # records that could not be unpacked
@@ -137,7 +137,7 @@ class Result:
         """What is not archived, since the tier is damaged there."""
         failed = [one for one, error in self.failed if isinstance(error, DataError)]
         tasks = (one for one in failed if isinstance(one, Task))
-        return sorted(tasks, key=lambda task: (task.lane, task.start))
+        return sorted(tasks, key=lambda task: (task.queue, task.start))
 
     @property
     def damaged_messages(self) -> int:
@@ -145,7 +145,7 @@ class Result:
         return sum(one.end - one.start for one in self.damaged)
 
     def count(self, done: Done) -> None:
-        """More stretches are part of the archive; the tasks of a pack share files with each other, and with no others."""
+        """More ranges are part of the archive; the tasks of a pack share files with each other, and with no others."""
         files = {file.key: file.size_bytes for one in done.archived for file in one.files}
         self.segments += len(done.archived)
         self.files += len(files)
@@ -157,7 +157,7 @@ class Result:
             self.misfits += one.misfits
             self.source_bytes += one.source_bytes
         for task, one in zip(done.tasks, done.archived, strict=True):
-            topic = task.lane.topic
+            topic = task.queue.topic
             self.left_out.update({(topic, name): count for name, count in one.left_out})
             self.unfit.update({(topic, name): count for name, count in one.unfit})
 
@@ -211,7 +211,7 @@ METRICS = tuple(
 
 
 @dataclass(slots=True)
-class Watch:
+class JobProgress:
     """Counts what an engine archives."""
 
     clock: Clock  # time
@@ -229,7 +229,7 @@ class Watch:
 
         @contextlib.contextmanager
         def run(
-            do: Callable[[Workbench, T], V], works: Iterable[T]
+            do: Callable[[WorkContext, T], V], works: Iterable[T]
         ) -> Iterator[Iterator[tuple[T, V | Exception]]]:
             self._began_s = self._began_s or self.clock.monotonic_s()
             with engine(do, works) as outcomes:
@@ -302,7 +302,7 @@ def write_metrics(path: str, record: JobRecord) -> None:
 #
 # After a crash: columns without a file, which the next job uses.
 
-SAMPLE_LANES = 4
+SAMPLE_QUEUES = 4
 """Queues of which the first segment is looked into."""
 SAMPLE_MORE = 12
 """Further segments, one after another, as long as there is no JSON object: none was sent, or what was is damaged."""
@@ -332,7 +332,7 @@ def fix_layouts(
     """
     layouts: dict[str, BodyLayout] = {}
     unknown = []
-    for topic, some in groupby(tasks, key=lambda task: task.lane.topic):
+    for topic, some in groupby(tasks, key=lambda task: task.queue.topic):
         wish = wishes.of(topic)
         if wish and not _fix(log, topic, wish, _Sample(tier, prefix, list(some))):
             unknown.append(topic)
@@ -340,7 +340,7 @@ def fix_layouts(
         layouts[topic] = BodyLayout(known[-1] if known else None, len(known), wishes.has_records)
     if set(layouts.values()) <= {PLAIN}:
         return tuple(tasks), unknown
-    return tuple(replace(task, layout=layouts[task.lane.topic]) for task in tasks), unknown
+    return tuple(replace(task, layout=layouts[task.queue.topic]) for task in tasks), unknown
 
 
 class _Sample:
@@ -349,8 +349,8 @@ class _Sample:
     def __init__(self, tier: ObjectStore, prefix: str, tasks: Sequence[Task]) -> None:
         self._tier = tier
         self._prefix = prefix
-        firsts = {task.lane: task for task in reversed(tasks)}
-        first = sorted(firsts.values(), key=lambda task: task.lane)[:SAMPLE_LANES]
+        firsts = {task.queue: task for task in reversed(tasks)}
+        first = sorted(firsts.values(), key=lambda task: task.queue)[:SAMPLE_QUEUES]
         more = (task for task in tasks if task not in first)
         self._groups = [first, *([task] for task in islice(more, SAMPLE_MORE))]
 
@@ -371,11 +371,11 @@ class _Sample:
 
     def _bodies(self, task: Task) -> Iterator[bytes]:
         reader = QueueReader.of_incarnation(
-            self._tier, self._prefix, task.lane.queue, task.incarnation
+            self._tier, self._prefix, task.queue.message_queue, task.incarnation
         )
         for found in islice(reader.batches(task.incarnation.min_offset, bytes_max=SAMPLE_BYTES), 1):
             if not isinstance(found, Gap):
-                rows, _ = Columns(task.lane).make(found)
+                rows, _ = Columns(task.queue).make(found)
                 for some in rows:
                     yield from some.column("body").to_pylist()
 
@@ -384,7 +384,7 @@ _MAGIC = frozenset("*?[")
 
 
 def require_possible(
-    at: Workshop, state: ArchiveState, tier: TierState, plan: Plan, *, again: bool = False
+    at: JobContext, state: ArchiveState, tier: TierState, plan: Plan, *, again: bool = False
 ) -> None:
     """See that what is wished of bodies can be done, also where nothing of a topic is to be archived now.
 
@@ -392,9 +392,9 @@ def require_possible(
         InvalidError: A topic is named that is nowhere, what is wished contradicts what is fixed, or it is wished of topics
             alone that are archived as bytes.
     """
-    there = {lane.topic for lane in state.lanes}
+    there = {archived_queue.topic for archived_queue in state.queues}
     known = {queue.topic for queue in tier.queues} | there | set(state.bodies)
-    planned, idle = {task.lane.topic for task in plan.tasks}, dict[str, list[str]]()
+    planned, idle = {task.queue.topic for task in plan.tasks}, dict[str, list[str]]()
     for glob, _ in at.wishes.by_topic:
         if not _MAGIC.intersection(glob) and glob not in known:
             some = ", ".join(sorted(known)[:_NAMED]) or "none yet"
@@ -424,7 +424,7 @@ def require_possible(
 _NAMED = 8
 
 
-def extend_columns(log: JournalWriter[ArchiveState], at: Workshop) -> None:
+def extend_columns(log: JournalWriter[ArchiveState], at: JobContext) -> None:
     """Fix columns that are wished of topics beside those that they have, also where nothing is to be archived.
 
     Raises:
@@ -439,22 +439,22 @@ def extend_columns(log: JournalWriter[ArchiveState], at: Workshop) -> None:
                 break
 
 
-def fix_archived(log: JournalWriter[ArchiveState], at: Workshop, reader: TierReader) -> list[str]:
+def fix_archived(log: JournalWriter[ArchiveState], at: JobContext, reader: TierReader) -> list[str]:
     """Fix what bodies become of topics that are archived as bytes, as far as something is wished of them.
 
     Returns:
         Topics whose columns cannot be inferred.
     """
     unknown, state = [], log.state
-    for topic, lanes in groupby(state.lanes, key=lambda lane: lane.topic):
+    for topic, queues in groupby(state.queues, key=lambda queue: queue.topic):
         wish = at.wishes.of(topic) if at.takes(topic) and topic not in state.bodies else None
         if wish is None:
             continue
         tasks = [
-            Task(lane, one.start, one.end, parts)
-            for lane in lanes
-            for one in islice(state.lanes[lane], SAMPLE_MORE)
-            if (parts := tier_parts(reader, lane, one.start, one.end))
+            Task(queue, one.start, one.end, parts)
+            for queue in queues
+            for one in islice(state.queues[queue], SAMPLE_MORE)
+            if (parts := tier_parts(reader, queue, one.start, one.end))
         ]
         if not _fix(log, topic, wish, _Sample(at.tier, at.place.prefix, tasks)):
             unknown.append(topic)
@@ -496,7 +496,7 @@ COMMIT_BYTES = 1 << 30
 ROUNDS = 4
 
 
-def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
+def log_writer(at: JobContext) -> JournalWriter[ArchiveState]:
     """The archive's log, at its head."""
     log = JournalWriter(
         at.bare,
@@ -513,17 +513,17 @@ def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
     return log
 
 
-def plan_job(at: Workshop, state: ArchiveState) -> Plan:
+def plan_job(at: JobContext, state: ArchiveState) -> Plan:
     """What there is to do now."""
     return plan_of(at, read_tier(at), state)
 
 
-def plan_of(at: Workshop, reader: TierReader, state: ArchiveState) -> Plan:
+def plan_of(at: JobContext, reader: TierReader, state: ArchiveState) -> Plan:
     """What there is to do by what a reader of the tier has seen."""
     return plan_archive(reader.state, at.place, state, takes=at.takes)
 
 
-def read_tier(at: Workshop) -> TierReader:
+def read_tier(at: JobContext) -> TierReader:
     """A reader of the tier as it is now."""
     reader = TierReader(at.tier, at.place.prefix)
     reader.refresh()
@@ -531,7 +531,7 @@ def read_tier(at: Workshop) -> TierReader:
 
 
 def run_job(
-    at: Workshop,
+    at: JobContext,
     engine: Engine,
     *,
     told: Callable[[Result], None] | None = None,
@@ -559,8 +559,8 @@ def run_job(
     plan = limited(every, limits)
     result = Result(plan, log.writer, kind, at.clock.now_ms())
     if plan.tasks or plan.overtaken:
-        planned = {task.lane.topic for task in plan.tasks}
-        _require_conditional(at, planned | {lane.topic for lane in log.state.lanes})
+        planned = {task.queue.topic for task in plan.tasks}
+        _require_conditional(at, planned | {queue.topic for queue in log.state.queues})
     tell = told or (lambda _result: None)
     with ThreadPoolExecutor(1, "tiered-listing") as pool:
         looked = pool.submit(harmed_files, at.archive, log.state)
@@ -579,7 +579,7 @@ class _Run:
 
     def __init__(
         self,
-        at: Workshop,
+        at: JobContext,
         log: JournalWriter[ArchiveState],
         engine: Engine,
         result: Result,
@@ -598,13 +598,13 @@ class _Run:
         self._began_s = at.clock.monotonic_s()
         self._is_full = False
         self._missed: set[_Source] = set()
-        self._stuck: set[ArchiveLane] = set()
+        self._stuck: set[ArchiveQueue] = set()
         self._trimmed = 0
 
     def run(self, *, again: bool) -> None:
         plan, log = self._result.plan, self._log
         had = {topic: len(found) for topic, found in log.state.bodies.items()}
-        there = {lane.topic for lane in log.state.lanes}
+        there = {queue.topic for queue in log.state.queues}
         extend_columns(log, self._at)
         self._archive(plan)
         if again:
@@ -656,14 +656,14 @@ class _Run:
                 some, waiting = divide(task, lost)
                 sound += some
                 result.failed = [one for one in result.failed if one[0] is not task] + list(waiting)
-        return sorted(sound, key=lambda task: (task.lane, task.start))
+        return sorted(sound, key=lambda task: (task.queue, task.start))
 
     def _planned_again(self) -> Plan:
         """What there is to do now; others take the place of what waits, within the limits."""
         self._log.catch_up()
         found, stuck = plan_job(self._at, self._log.state), self._stuck
-        tasks = tuple(task for task in found.tasks if task.lane not in stuck)
-        overtaken = tuple(one for one in found.overtaken if one.lane not in stuck)
+        tasks = tuple(task for task in found.tasks if task.queue not in stuck)
+        overtaken = tuple(one for one in found.overtaken if one.queue not in stuck)
         left = self._limits.after(self._result.source_bytes)
         is_first = not self._result.segments
         return limited(replace(found, tasks=tasks, overtaken=overtaken), left, is_first=is_first)
@@ -681,10 +681,10 @@ class _Run:
 
         Of what was not there and is planned again from the same objects each is alone: one that is lost holds up no others.
         """
-        again = {(task.lane, task.start) for task in tasks}
+        again = {(task.queue, task.start) for task in tasks}
         result, missed = self._result, [task for task in tasks if _source(task) in self._missed]
-        result.failed = [one for one in result.failed if (one[0].lane, one[0].start) not in again]
-        result.not_begun = sum(task.lane in self._stuck for task in result.plan.tasks)
+        result.failed = [one for one in result.failed if (one[0].queue, one[0].start) not in again]
+        result.not_begun = sum(task.queue in self._stuck for task in result.plan.tasks)
         rest = [task for task in tasks if _source(task) not in self._missed] if missed else tasks
         return [*plan_works(rest, self._small_bytes), *(Work((task,)) for task in missed)]
 
@@ -771,31 +771,31 @@ class _Run:
     def _forget(self, plan: Plan) -> bool:
         """Take out of the archive what the broker truncated, also what a job that had not seen it archived meanwhile.
 
-        Where a file that it shares is harmed it stays, and all of its lane waits, since ends are dealt with in their order.
+        Where a file that it shares is harmed it stays, and all of its queue waits, since ends are dealt with in their order.
         That is no reason for others to wait, least of all for those whose rows lie in the very file.
 
         Returns:
-            Whether it stays in some lane, so that the plan does not hold.
+            Whether it stays in some queue, so that the plan does not hold.
         """
         before = len(self._stuck)
         for one in plan.overtaken:
-            if one.lane in self._stuck:
+            if one.queue in self._stuck:
                 continue
             try:
                 self._forget_one(one)
             except _HarmedError as error:
-                self._stuck.add(one.lane)
+                self._stuck.add(one.queue)
                 self._result.failed.append((one, _unforgotten(self._at, error.harm)))
         return len(self._stuck) > before
 
     def _forget_one(self, one: Overtaken) -> None:
-        while one.mark not in self._log.state.tails.get(one.lane, ()):
+        while one.mark not in self._log.state.tails.get(one.queue, ()):
             one = replace(one, starts=_starts(self._log.state, one))
             try:
                 self._divide(one)
             except (DataError, ObjectNotFoundError) as error:
                 raise _HarmedError(error) from error
-            action = forget_action(one.lane, list(one.starts), one.mark)
+            action = forget_action(one.queue, list(one.starts), one.mark)
             if append_if(self._log, [action], partial(_is_all, one)):
                 self._result.entries += 1
                 break
@@ -803,34 +803,34 @@ class _Run:
     def _divide(self, one: Overtaken) -> None:
         """Separate what has to go from that with which it shares files."""
         for _ in range(ROUNDS):
-            apart = plan_division(self._log.state, one.lane, one.starts)
+            apart = plan_division(self._log.state, one.queue, one.starts)
             if not apart:
                 return
             self._result.entries += merge(self._at, self._log, apart, engine=self._engine).entries
 
 
-_Source = tuple["ArchiveLane", int, tuple[str, ...]]
+_Source = tuple["ArchiveQueue", int, tuple[str, ...]]
 
 
 def _source(task: Task) -> _Source:
     """A task, and from which objects it is made."""
-    return task.lane, task.start, tuple(bundle.key for bundle in task.parts.bundles)
+    return task.queue, task.start, tuple(bundle.key for bundle in task.parts.bundles)
 
 
 def _action(done: Done) -> Action:
     pairs = zip(done.tasks, done.archived, strict=True)
-    rows = [(task.lane, task.tails, archived) for task, archived in pairs]
+    rows = [(task.queue, task.tails, archived) for task, archived in pairs]
     return archive_action(rows, done.tasks[0].epoch)
 
 
 def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:
     """Of what is to be forgotten now."""
-    return tuple(found.start for found in state.overlapping(one.lane, one.mark.low, one.mark.high))
+    return tuple(found.start for found in state.overlapping(one.queue, one.mark.low, one.mark.high))
 
 
 def _is_all(one: Overtaken, state: ArchiveState) -> bool:
     """Nothing else is to be forgotten, since a mark is dealt with once; nor has another dealt with it."""
-    return one.mark not in state.tails.get(one.lane, ()) and _starts(state, one) == one.starts
+    return one.mark not in state.tails.get(one.queue, ()) and _starts(state, one) == one.starts
 
 
 def _is_due(done: list[Done]) -> bool:
@@ -847,7 +847,7 @@ class _HarmedError(Exception):
         self.harm = harm
 
 
-def _unforgotten(at: Workshop, harm: DataError | ObjectNotFoundError) -> DataError:
+def _unforgotten(at: JobContext, harm: DataError | ObjectNotFoundError) -> DataError:
     known = harm.what if isinstance(harm, DataError) else f"it is gone: {harm}"
     return DataError(
         f"what the broker truncated shares a file of the archive that is harmed: {known}",
@@ -857,8 +857,8 @@ def _unforgotten(at: Workshop, harm: DataError | ObjectNotFoundError) -> DataErr
 
 
 def _is_taken(state: ArchiveState, task: Task) -> bool:
-    late = len(state.tails.get(task.lane, ())) != task.tails
-    return late or bool(state.overlapping(task.lane, task.start, task.end))
+    late = len(state.tails.get(task.queue, ())) != task.tails
+    return late or bool(state.overlapping(task.queue, task.start, task.end))
 
 
 def _fits(state: ArchiveState, one: Done) -> bool:
@@ -868,7 +868,7 @@ def _fits(state: ArchiveState, one: Done) -> bool:
     return is_free and state.fence.lets(one.tasks[0].epoch, keys)
 
 
-def _require_distinct(at: Workshop, topics: Iterable[str]) -> None:
+def _require_distinct(at: JobContext, topics: Iterable[str]) -> None:
     """See that no two topics have one folder, where a place takes names for one that differ in case alone."""
     seen: dict[str, str] = {}
     for topic in sorted(topics):
@@ -881,7 +881,7 @@ def _require_distinct(at: Workshop, topics: Iterable[str]) -> None:
             )
 
 
-def _require_conditional(at: Workshop, topics: Iterable[str]) -> None:
+def _require_conditional(at: JobContext, topics: Iterable[str]) -> None:
     """Try the store out, where no reader of directories looks, and clear what killed runs left there."""
     before_ms = at.clock.now_ms() - PROBE_OLD_MS
     for info in list(at.archive.list(PROBES)):
@@ -899,7 +899,7 @@ def _require_conditional(at: Workshop, topics: Iterable[str]) -> None:
         )
 
 
-def _require_apart(at: Workshop) -> None:
+def _require_apart(at: JobContext) -> None:
     tier, archive = f"{at.tier.url}/", f"{at.archive.url}/"
     if tier.startswith(archive) or archive.startswith(tier):
         raise InvalidError(
@@ -914,4 +914,4 @@ def first_error(result: Result) -> Exception | None:
     return first_failure(result.failed)
 
 
-__all__ = ["Result", "Workshop", "first_error", "log_writer", "plan_job", "run_job"]
+__all__ = ["JobContext", "Result", "first_error", "log_writer", "plan_job", "run_job"]

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.api.broker_place import Place
-    from tiered.archive.model import ArchiveLane
+    from tiered.archive.model import ArchiveQueue
     from tiered.archive.tables import Chosen
     from tiered.clock import Clock
 
@@ -87,7 +87,7 @@ class LatestVersion:
     number: int  # of the version; the greatest counts
     log_number: int  # of the last entry of the archive's log that it knows
     source: str
-    """Of which rows it was made: a digest of files, stretches and the rule. Empty: of none, it is not a table."""
+    """Of which rows it was made: a digest of files, offset ranges and the rule. Empty: of none, it is not a table."""
     made_ms: int  # when, UTC
     rows: int  # in all files
     files: tuple[tuple[str, int, int, int], ...]  # key, rows, bytes and CRC-32 of each
@@ -222,17 +222,27 @@ def plan_latest(
     newest: dict[int, int] = {}
     files = plan_files(state, wanted).files
     for file in files:  # a broker of another cluster may have the same name, and other incarnations
-        file.pieces = [piece for piece in file.pieces if piece.lane.cluster == place.cluster]
-        for piece in file.pieces:
-            lane = piece.lane
-            newest[lane.queue_id] = max(lane.incarnation, newest.get(lane.queue_id, 0))
-    for file in files:
-        file.pieces = [
-            piece for piece in file.pieces if piece.lane.incarnation == newest[piece.lane.queue_id]
+        file.row_ranges = [
+            row_range for row_range in file.row_ranges if row_range.queue.cluster == place.cluster
         ]
-    files = [file for file in files if file.pieces]
+        for row_range in file.row_ranges:
+            queue = row_range.queue
+            newest[queue.queue_id] = max(queue.incarnation, newest.get(queue.queue_id, 0))
+    for file in files:
+        file.row_ranges = [
+            row_range
+            for row_range in file.row_ranges
+            if row_range.queue.incarnation == newest[row_range.queue.queue_id]
+        ]
+    files = [file for file in files if file.row_ranges]
     said = [
-        (file.key, [(piece.lane.row(), piece.low, piece.high) for piece in file.pieces])
+        (
+            file.key,
+            [
+                (row_range.queue.row(), row_range.low, row_range.high)
+                for row_range in file.row_ranges
+            ],
+        )
         for file in files
     ]
     digest = hashlib.sha256(repr((across_queues, said)).encode("utf-8", "surrogateescape"))
@@ -493,18 +503,18 @@ def delete_leftovers(
 # -- which rows --------------------------------------------------------------------------------------
 
 
-def _lanes(plan: LatestPlan) -> list[ArchiveLane]:
-    return sorted({piece.lane for file in plan.files for piece in file.pieces})
+def _queues(plan: LatestPlan) -> list[ArchiveQueue]:
+    return sorted({row_range.queue for file in plan.files for row_range in file.row_ranges})
 
 
 def _winners(archive: ObjectStore, plan: LatestPlan) -> list[npt.NDArray[np.int64]]:
-    """Of each lane the queue offsets of rows that are the newest of their key, ascending."""
-    at = {lane: number for number, lane in enumerate(_lanes(plan))}
+    """Of each queue the queue offsets of rows that are the newest of their key, ascending."""
+    at = {queue: number for number, queue in enumerate(_queues(plan))}
     newest = Newest(NO_LIMIT, is_across=plan.across_queues)
     for file in plan.files:
         for _, _, batch in _groups(archive, file, _NARROW):
-            for lane, mask in _masks(file, batch):
-                newest.put(_places(batch, mask, at[lane]))
+            for queue, mask in _masks(file, batch):
+                newest.put(_places(batch, mask, at[queue]))
     rows = newest.rows()
     return [np.sort(rows["offset"][rows["queue"] == number]) for number in at.values()]
 
@@ -523,23 +533,23 @@ def _groups(
 
 def _masks(
     file: Chosen, batch: pa.RecordBatch
-) -> Iterator[tuple[ArchiveLane, npt.NDArray[np.bool_]]]:
-    """Which rows are those of each lane, as far as they count."""
+) -> Iterator[tuple[ArchiveQueue, npt.NDArray[np.bool_]]]:
+    """Which rows are those of each queue, as far as they count."""
     offsets, queues, incarnations = (
         batch.column(name).to_numpy(zero_copy_only=False)
         for name in ("queue_offset", "queue_id", "incarnation")
     )
     compute = load_pyarrow().compute
-    for lane in dict.fromkeys(piece.lane for piece in file.pieces):
-        mine = compute.equal(batch.column("broker"), shown(lane.broker))
+    for queue in dict.fromkeys(row_range.queue for row_range in file.row_ranges):
+        mine = compute.equal(batch.column("broker"), shown(queue.broker))
         mask = mine.to_numpy(zero_copy_only=False).astype(np.bool_)
-        mask &= (queues == lane.queue_id) & (incarnations == lane.incarnation)
+        mask &= (queues == queue.queue_id) & (incarnations == queue.incarnation)
         counts = np.zeros(len(mask), np.bool_)
-        for piece in file.pieces:
-            if piece.lane == lane:
-                counts |= (offsets >= piece.low) & (offsets < piece.high)
+        for row_range in file.row_ranges:
+            if row_range.queue == queue:
+                counts |= (offsets >= row_range.low) & (offsets < row_range.high)
         if (mask := mask & counts).any():
-            yield lane, mask
+            yield queue, mask
 
 
 def _places(
@@ -571,13 +581,13 @@ def _rows(
     archive: ObjectStore, plan: LatestPlan, winners: list[npt.NDArray[np.int64]]
 ) -> Iterator[pa.Table]:
     """The newest rows with all their columns, without those that delete their key."""
-    arrow, at = load_pyarrow(), {lane: number for number, lane in enumerate(_lanes(plan))}
+    arrow, at = load_pyarrow(), {queue: number for number, queue in enumerate(_queues(plan))}
     for file in plan.files:
         for opened, number, batch in _groups(archive, file, _NARROW):
             kept = np.zeros(batch.num_rows, np.bool_)
             offsets = batch.column("queue_offset").to_numpy(zero_copy_only=False)
-            for lane, mask in _masks(file, batch):
-                kept |= mask & is_among(winners[at[lane]], offsets)
+            for queue, mask in _masks(file, batch):
+                kept |= mask & is_among(winners[at[queue]], offsets)
             if kept.any():
                 with reading(archive, file.key):
                     table = opened.read_row_group(number).filter(arrow.array(kept))

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
     from tiered.archive.tables import Chosen
-    from tiered.upkeep.engine import Engine, Failed, Workbench
+    from tiered.upkeep.engine import Engine, Failed, WorkContext
 
     Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
@@ -469,7 +469,7 @@ def build(
 
 def _without(covered: set[str], state: ArchiveState) -> Iterator[ParquetFile]:
     """Files that are not covered yet, a topic at a time."""
-    for _, some in groupby(state.lanes.each(), key=lambda pair: pair[0].topic):
+    for _, some in groupby(state.queues.each(), key=lambda pair: pair[0].topic):
         files = (file for _, one in some for file in one.files)
         yield from whole_files(file for file in files if file.key not in covered)
 
@@ -491,17 +491,17 @@ def _shares(files: Iterable[ParquetFile]) -> Iterator[_Share]:
         yield tuple(share)
 
 
-def index_files(bench: Workbench, share: _Share) -> Built:
+def index_files(context: WorkContext, share: _Share) -> Built:
     """Make an object for some files; several, where their filters are larger than files of so many rows mostly have.
 
     Raises:
         BackendError: The store failed. A file that is damaged holds up no others, and is said.
     """
     built = Built()
-    for object_files in _gathered(_sound(bench.archive, share, built)):
+    for object_files in _gathered(_sound(context.archive, share, built)):
         data = _encode(object_files)
         name = hashlib.sha256("\n".join(key for key, _ in object_files).encode()).hexdigest()[:16]
-        _put_part(bench.archive, f"{PREFIX}{name}.keys", data)
+        _put_part(context.archive, f"{PREFIX}{name}.keys", data)
         built.objects += 1
         built.files += len(object_files)
         built.size_bytes += len(data)
@@ -571,12 +571,12 @@ def _encode(files: Sequence[_Filters]) -> bytes:
     every = [bits for _, groups in files for group in groups for bits in group if bits is not None]
     sizes = sorted({len(bits) for bits in every})
     numbers = {size: number for number, size in enumerate(sizes)}
-    pieces, classes, at = [], [], 0
+    row_ranges, classes, at = [], [], 0
     for size in sizes:
         mine = [bits for bits in every if len(bits) == size]
         rows = _rows(mine)
         classes.append([size // BLOCK, len(mine), at])
-        pieces.append(rows)
+        row_ranges.append(rows)
         at += len(rows)
     named = [
         [key, [[_NONE if bits is None else numbers[len(bits)] for bits in g] for g in groups]]
@@ -584,18 +584,18 @@ def _encode(files: Sequence[_Filters]) -> bytes:
     ]
     text = json.dumps({"format": 1, "classes": classes, "files": named}).encode()
     head = zstandard.ZstdCompressor(level=3).compress(text)
-    return b"".join([*pieces, head, _FOOTER.pack(len(head), zlib_ng.crc32(head), _MAGIC)])
+    return b"".join([*row_ranges, head, _FOOTER.pack(len(head), zlib_ng.crc32(head), _MAGIC)])
 
 
 def _rows(filters: Sequence[bytes]) -> bytes:
     """Block n of each, then their checksum, for each n."""
     bits = np.frombuffer(b"".join(filters), np.uint8).reshape(len(filters), -1, BLOCK)
     rows = np.ascontiguousarray(bits.transpose(1, 0, 2)).reshape(bits.shape[1], -1)
-    pieces = []
+    row_ranges = []
     for row in rows:
         data = row.tobytes()
-        pieces += [data, zlib_ng.crc32(data).to_bytes(_CRC_BYTES, "big")]
-    return b"".join(pieces)
+        row_ranges += [data, zlib_ng.crc32(data).to_bytes(_CRC_BYTES, "big")]
+    return b"".join(row_ranges)
 
 
 def _row(one: tuple[int, int, int], value: int) -> ByteRange:

@@ -3,16 +3,16 @@
 ============= ============================================================================================
 action        fields
 ============= ============================================================================================
-archive       ``stretches`` that share files, and count together or not at all: of each the ``lane``, the fields of
+archive       ``offset_ranges`` that share files, and count together or not at all: of each the ``queue``, the fields of
               ``Archived`` (queue offsets, and the files that hold them from now on); ``tails``: how many marks of the
-              lane the archiver knew of, with another number it is refused; and ``epoch``, see ``fence``
-again         likewise, of stretches that are archived, with more columns of bodies: they take the places of the old ones
-forget        ``lane``; ``starts``: its stretches that begin at these offsets are no longer part of the archive;
+              queue the archiver knew of, with another number it is refused; and ``epoch``, see ``fence``
+again         likewise, of offset ranges that are archived, with more columns of bodies: they take the places of the old ones
+forget        ``queue``; ``starts``: its offset ranges that begin at these offsets are no longer part of the archive;
               ``tail``: mark of what the broker truncated, the reason; see ``Truncation``
 merge         ``files``: new ones, each with what lies in it from now on (below)
 clean         ``keys``: files that were replaced, and are deleted now
 fence         ``epoch``, the one that begins, and ``keys`` of files that are about to be deleted, so that no entry may
-              name them any more (none: none made before may); see ``Fence``. Each stretch and each file of a ``merge``
+              name them any more (none: none made before may); see ``Fence``. Each offset range and each file of a ``merge``
               has the ``epoch`` in which it was planned (none: 0): those that the fence does not let are refused
 job           how far the job is that wrote this entry; see ``JobRecord``
 columns       ``topic``, and ``body``: the columns that bodies of the topic become from now on (``BodyColumns``);
@@ -21,16 +21,17 @@ columns       ``topic``, and ``body``: the columns that bodies of the topic beco
 ============= ============================================================================================
 
 An action has a ``format`` (none: 1). A newer one, and an action that is not known, stop a program: it would read files
-twice, or not at all. A ``forget`` of a stretch whose file holds rows of others, too, is refused: they are divided first.
+twice, or not at all. A ``forget`` of an offset range whose file holds rows of others, too, is refused: they are divided
+first.
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
 and counted: of two jobs that did the same work, the first one's entry counts. An archive has no epochs, so its
 epoch is always 0.
 
-A file may hold rows of several queues, and of several stretches of one. Then each stretch names it, with the numbers of its
-own rows in it (a *piece*): the proof of each stretch stays what it was, whichever file its rows lie in. A merge says only
-which pieces lie in which new file; it changes no stretch otherwise. A piece is known by its lane and ``low``: a row is in
-one file, and ``low`` is the offset of a piece's first row.
+A file may hold rows of several queues, and of several offset ranges of one. Then each offset range names it, with the
+numbers of its own rows in it (a *row range*): the proof of each offset range stays what it was, whichever file its rows lie
+in. A merge says only which row ranges lie in which new file; it changes no offset range otherwise. A row range is known by
+its queue and ``low``: a row is in one file, and ``low`` is the offset of a row range's first row.
 
 States are immutable, and share the runs of ``tiered.archive.archived``: replay of an entry costs what it says and what
 changed since the last checkpoint, and a checkpoint what changed, however much is archived.
@@ -42,11 +43,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from tiered.archive.archived import SavedRun, Stretches
+from tiered.archive.archived import OffsetRanges, SavedRun
 from tiered.archive.bodies import BodyColumns
 from tiered.archive.model import (
     Archived,
-    ArchiveLane,
+    ArchiveQueue,
     Fence,
     NewFile,
     ParquetFile,
@@ -129,10 +130,10 @@ CONDEMNED_MAX = 10_000
 class ArchiveState:
     """Everything that an archive's log says."""
 
-    lanes: Stretches = field(default_factory=Stretches)
-    """Stretches of each lane, in order of offset, apart from one another."""
-    tails: Mapping[ArchiveLane, tuple[Truncation, ...]] = field(default_factory=dict)
-    """Marks of what brokers truncated and the archive has dealt with, by lane."""
+    queues: OffsetRanges = field(default_factory=OffsetRanges)
+    """OffsetRanges of each queue, in order of offset, apart from one another."""
+    tails: Mapping[ArchiveQueue, tuple[Truncation, ...]] = field(default_factory=dict)
+    """Marks of what brokers truncated and the archive has dealt with, by queue."""
     refused: int = 0  # entries' actions that came too late or did not fit
     updated_ms: int = 0  # time of the last entry
     jobs: tuple[JobRecord, ...] = ()  # records of the last runs, oldest first
@@ -147,14 +148,14 @@ class ArchiveState:
         """Files that were part of the archive and are not any more, in the order in which that came."""
         return tuple(self.gone.values())
 
-    def overlapping(self, lane: ArchiveLane, start: int, end: int) -> list[Archived]:
-        """What is archived of offsets ``[start, end)`` of a lane, in order."""
-        return self.lanes.around(lane, start, end)
+    def overlapping(self, queue: ArchiveQueue, start: int, end: int) -> list[Archived]:
+        """What is archived of offsets ``[start, end)`` of a queue, in order."""
+        return self.queues.around(queue, start, end)
 
 
 def named_sizes(state: ArchiveState) -> dict[str, int]:
     """Of each file that the log names, bytes."""
-    return {file.key: file.size_bytes for _, one in state.lanes.each() for file in one.objects()}
+    return {file.key: file.size_bytes for _, one in state.queues.each() for file in one.objects()}
 
 
 class ArchiveMachine:
@@ -177,7 +178,7 @@ class ArchiveMachine:
                 ``AttributeError`` mean the same.
         """
         work = _ArchiveWork(
-            state.lanes.draft(),
+            state.queues.draft(),
             dict(state.tails),
             dict(state.bodies),
             state.gone,
@@ -191,7 +192,7 @@ class ArchiveMachine:
                 raise UnknownActionError(f"{action.get('do')!r:.80}")
             work.refused += not handler(work, action)
         return ArchiveState(
-            work.lanes,
+            work.queues,
             work.tails,
             state.refused + work.refused,
             entry.time_ms,
@@ -202,15 +203,15 @@ class ArchiveMachine:
         )
 
     def settled(self, state: ArchiveState) -> ArchiveState:
-        """With all stretches in runs."""
-        return replace(state, lanes=state.lanes.settled())
+        """With all offset ranges in runs."""
+        return replace(state, queues=state.queues.settled())
 
     def shards(self, state: ArchiveState) -> Sequence[SavedRun]:
         """The runs."""
-        return state.lanes.runs
+        return state.queues.runs
 
     def dump(self, state: ArchiveState) -> Any:  # noqa: ANN401 (JSON values)
-        """For a checkpoint: all but the stretches."""
+        """For a checkpoint: all but the offset ranges."""
         return {
             "refused": state.refused,
             "updated_ms": state.updated_ms,
@@ -218,7 +219,8 @@ class ArchiveMachine:
             "replaced": [one.row() for one in state.replaced],
             "fence": _fence_row(state.fence),
             "tails": [
-                [lane.row(), [list(mark) for mark in marks]] for lane, marks in state.tails.items()
+                [queue.row(), [list(mark) for mark in marks]]
+                for queue, marks in state.tails.items()
             ],
             "bodies": [
                 [topic, [body.document() for body in found]]
@@ -226,12 +228,12 @@ class ArchiveMachine:
             ],
         }
 
-    def dump_pieces(self, state: ArchiveState) -> Iterator[bytes]:
+    def dump_chunks(self, state: ArchiveState) -> Iterator[bytes]:
         """For a checkpoint."""
         yield json_text(self.dump(state))
 
     def load(self, document: Any) -> ArchiveState:  # noqa: ANN401 (JSON values)
-        """Undo ``dump`` of an archive without a stretch."""
+        """Undo ``dump`` of an archive without an offset range."""
         return self.load_sharded(document, ())
 
     def load_sharded(self, document: Any, shards: Sequence[bytes]) -> ArchiveState:  # noqa: ANN401 (JSON values)
@@ -243,9 +245,9 @@ class ArchiveMachine:
         check_ints((document["refused"], document["updated_ms"]), "a state")
         check_texts((topic for topic, _ in document["bodies"]), "a topic")
         return ArchiveState(
-            Stretches(list(map(SavedRun, shards))),
+            OffsetRanges(list(map(SavedRun, shards))),
             {
-                ArchiveLane.of(row): tuple(map(Truncation.of, marks))
+                ArchiveQueue.of(row): tuple(map(Truncation.of, marks))
                 for row, marks in document["tails"]
             },
             document["refused"],
@@ -261,41 +263,44 @@ class ArchiveMachine:
 
 
 def archive_action(
-    stretches: Iterable[tuple[ArchiveLane, int, Archived]], epoch: int = 0, *, again: bool = False
+    offset_ranges: Iterable[tuple[ArchiveQueue, int, Archived]],
+    epoch: int = 0,
+    *,
+    again: bool = False,
 ) -> Action:
-    """The action that adds stretches that share files: all of them, or none.
+    """The action that adds offset ranges that share files: all of them, or none.
 
     Args:
-        stretches: Lane, how many marks of the lane the archiver knew of, and what it archived.
+        offset ranges: Queue, how many marks of the queue the archiver knew of, and what it archived.
         epoch: Of the archive when they were planned.
         again: They take the places of what they are with fewer columns.
     """
     more = {"epoch": epoch} if epoch else {}
     rows = [
-        {"lane": lane.row(), "tails": tails, **archived.document(), **more}
-        for lane, tails, archived in stretches
+        {"queue": queue.row(), "tails": tails, **archived.document(), **more}
+        for queue, tails, archived in offset_ranges
     ]
-    return {"do": AGAIN if again else ARCHIVE, "format": 1, "stretches": rows}
+    return {"do": AGAIN if again else ARCHIVE, "format": 1, "offset_ranges": rows}
 
 
-def forget_action(lane: ArchiveLane, starts: list[int], tail: Truncation) -> Action:
-    """The action that takes stretches out, since the broker took their messages back."""
-    return {"do": FORGET, "lane": lane.row(), "starts": starts, "tail": list(tail)}
+def forget_action(queue: ArchiveQueue, starts: list[int], tail: Truncation) -> Action:
+    """The action that takes offset ranges out, since the broker took their messages back."""
+    return {"do": FORGET, "queue": queue.row(), "starts": starts, "tail": list(tail)}
 
 
 def merge_action(files: Iterable[NewFile]) -> Action:
     """The action by which files take the place of others."""
     rows = []
     for file in files:
-        lanes: dict[ArchiveLane, list[list[Any]]] = {}
-        for piece in file.pieces:
-            lanes.setdefault(piece.lane, []).append([piece.file.low, piece.file.key])
+        queues: dict[ArchiveQueue, list[list[Any]]] = {}
+        for row_range in file.row_ranges:
+            queues.setdefault(row_range.queue, []).append([row_range.file.low, row_range.file.key])
         row = {
             "key": file.key,
             "size_bytes": file.size_bytes,
             "crc": file.crc,
-            "rows": sum(piece.file.rows for piece in file.pieces),
-            "pieces": [[lane.row(), found] for lane, found in lanes.items()],
+            "rows": sum(row_range.file.rows for row_range in file.row_ranges),
+            "row_ranges": [[queue.row(), found] for queue, found in queues.items()],
         }
         rows.append({**row, "epoch": file.epoch} if file.epoch else row)
     return {"do": MERGE, "format": 1, "files": rows}
@@ -359,8 +364,8 @@ class _MovedOnError(Exception):
 class _ArchiveWork:
     """A state under construction, private to one ``apply``."""
 
-    lanes: Stretches  # a draft
-    tails: dict[ArchiveLane, tuple[Truncation, ...]]
+    queues: OffsetRanges  # a draft
+    tails: dict[ArchiveQueue, tuple[Truncation, ...]]
     bodies: dict[str, tuple[BodyColumns, ...]]
     gone: Mapping[str, Replaced]
     fence: Fence
@@ -368,22 +373,22 @@ class _ArchiveWork:
     now_ms: int
     refused: int = 0
 
-    def add(self, lanes: Stretches, stretch: Action) -> Archived | None:
-        """Add a stretch to a draft, if it fits."""
-        lane, new, epoch = (
-            ArchiveLane.of(stretch["lane"]),
-            Archived.of(stretch),
-            stretch.get("epoch", 0),
+    def add(self, queues: OffsetRanges, offset_range: Action) -> Archived | None:
+        """Add an offset range to a draft, if it fits."""
+        queue, new, epoch = (
+            ArchiveQueue.of(offset_range["queue"]),
+            Archived.of(offset_range),
+            offset_range.get("epoch", 0),
         )
         check_ints((epoch,), "an epoch")
-        fits = stretch["tails"] == len(self.tails.get(lane, ()))
-        fits &= new.columns <= len(self.bodies.get(lane.topic, ()))
+        fits = offset_range["tails"] == len(self.tails.get(queue, ()))
+        fits &= new.columns <= len(self.bodies.get(queue.topic, ()))
         fits &= self.fence.lets(epoch, (file.key for file in new.objects()))
         if not fits or new.start >= new.end or not new.is_whole:
             return None
-        if lanes.around(lane, new.start, new.end):
+        if queues.around(queue, new.start, new.end):
             return None
-        lanes.put(lane, new)
+        queues.put(queue, new)
         return new
 
     def replace(self, files: Iterable[ParquetFile | SideFile]) -> None:
@@ -401,109 +406,109 @@ class _ArchiveWork:
 
 
 def _archive(work: _ArchiveWork, action: Action) -> bool:
-    """Both ``archive`` and ``again``, which first takes out what the new stretches take the places of."""
-    lanes, names = work.lanes.draft(), list[str]()
-    gone: dict[str, tuple[ArchiveLane, ParquetFile | SideFile]] = {}
-    if action["do"] == AGAIN and not action["stretches"]:
+    """Both ``archive`` and ``again``, which first takes out what the new offset ranges take the places of."""
+    queues, names = work.queues.draft(), list[str]()
+    gone: dict[str, tuple[ArchiveQueue, ParquetFile | SideFile]] = {}
+    if action["do"] == AGAIN and not action["offset_ranges"]:
         return False
-    for stretch in action["stretches"]:
+    for offset_range in action["offset_ranges"]:
         if action["do"] == AGAIN:
-            lane, new = ArchiveLane.of(stretch["lane"]), Archived.of(stretch)
-            old = next(iter(lanes.around(lane, new.start, new.end)), None)
+            queue, new = ArchiveQueue.of(offset_range["queue"]), Archived.of(offset_range)
+            old = next(iter(queues.around(queue, new.start, new.end)), None)
             if old is None or not old.proves(new) or new.columns < old.columns:
                 return False
-            lanes.remove(lane, old.start)
-            gone |= {file.key: (lane, file) for file in old.objects()}
-        added = work.add(lanes, stretch)
+            queues.remove(queue, old.start)
+            gone |= {file.key: (queue, file) for file in old.objects()}
+        added = work.add(queues, offset_range)
         if added is None:
             return False
         names += [file.key for file in added.objects()]
-    if any(lanes.count_of(lane, key) for key, (lane, _) in gone.items()):
+    if any(queues.count_of(queue, key) for key, (queue, _) in gone.items()):
         return False
-    work.lanes = lanes
+    work.queues = queues
     work.forget_gone(names)
     work.replace(file for _, file in gone.values())
     return True
 
 
 def _forget(work: _ArchiveWork, action: Action) -> bool:
-    lane, starts = ArchiveLane.of(action["lane"]), set(action["starts"])
-    check_ints(starts, "a stretch")
+    queue, starts = ArchiveQueue.of(action["queue"]), set(action["starts"])
+    check_ints(starts, "an offset range")
     mark = Truncation.of(action["tail"])
-    some = [one for start in sorted(starts) for one in work.lanes.around(lane, start, start + 1)]
+    some = [one for start in sorted(starts) for one in work.queues.around(queue, start, start + 1)]
     some = [one for one in some if one.start in starts]
     counts = Counter(file.key for one in some for file in one.files)
-    is_shared = any(work.lanes.count_of(lane, key) != count for key, count in counts.items())
-    if mark in work.tails.get(lane, ()) or is_shared:
+    is_shared = any(work.queues.count_of(queue, key) != count for key, count in counts.items())
+    if mark in work.tails.get(queue, ()) or is_shared:
         return False
     for one in some:
-        work.lanes.remove(lane, one.start)
+        work.queues.remove(queue, one.start)
     work.replace(file for one in some for file in one.objects())
-    work.tails[lane] = (*work.tails.get(lane, ()), mark)
+    work.tails[queue] = (*work.tails.get(queue, ()), mark)
     return True
 
 
 def _merge(work: _ArchiveWork, action: Action) -> bool:
-    if not can_merge(work.lanes, work.fence, action):
+    if not can_merge(work.queues, work.fence, action):
         return False
     gone: dict[str, ParquetFile] = {}
-    for (lane, low), (_, new) in _moved(action).items():
-        piece = find_piece(work.lanes, lane, low)
-        assert piece is not None
-        archived, old = piece
+    for (queue, low), (_, new) in _moved(action).items():
+        row_range = find_row_range(work.queues, queue, low)
+        assert row_range is not None
+        archived, old = row_range
         fields = {"key": new["key"], "size_bytes": new["size_bytes"], "crc": new["crc"]}
         files = tuple(replace(old, **fields) if file is old else file for file in archived.files)
-        work.lanes.put(lane, replace(archived, files=files))
+        work.queues.put(queue, replace(archived, files=files))
         gone[old.key] = old
     work.replace(gone[key] for key in sorted(gone))
     return True
 
 
-def can_merge(lanes: Stretches, fence: Fence, action: Action) -> bool:
+def can_merge(queues: OffsetRanges, fence: Fence, action: Action) -> bool:
     """Whether a ``merge`` is accepted.
 
-    Each piece must lie where the action says, every piece of an old file must move, a new file must have as many rows as
-    the pieces in it, and the fence must let it.
+    Each row range must lie where the action says, every row range of an old file must move, a new file must have as many
+    rows as the row ranges in it, and the fence must let it.
 
     Raises:
         ValueError: It makes no sense; ``LookupError`` and ``TypeError`` mean the same.
     """
-    olds, rows = Counter[tuple[ArchiveLane, str]](), Counter[int]()
-    kinds: dict[str, ArchiveLane] = {}
-    for (lane, low), (key, new) in _moved(action).items():
-        found = find_piece(lanes, lane, low)
-        if found is None or found[1].key != key or lanes.count_of(lane, new["key"]):
+    olds, rows = Counter[tuple[ArchiveQueue, str]](), Counter[int]()
+    kinds: dict[str, ArchiveQueue] = {}
+    for (queue, low), (key, new) in _moved(action).items():
+        found = find_row_range(queues, queue, low)
+        if found is None or found[1].key != key or queues.count_of(queue, new["key"]):
             return False
-        olds[kinds.setdefault(key, lane), key] += 1
+        olds[kinds.setdefault(key, queue), key] += 1
         rows[id(new)] += found[1].rows
     files = action["files"]
     return (
-        all(lanes.count_of(lane, key) == count for (lane, key), count in olds.items())
+        all(queues.count_of(queue, key) == count for (queue, key), count in olds.items())
         and all(row["rows"] == rows[id(row)] > 0 for row in files)
         and all(fence.lets(row.get("epoch", 0), [row["key"]]) for row in files)
     )
 
 
-def find_piece(
-    lanes: Stretches, lane: ArchiveLane, low: int
+def find_row_range(
+    queues: OffsetRanges, queue: ArchiveQueue, low: int
 ) -> tuple[Archived, ParquetFile] | None:
-    """The stretch of a piece, and its file; ``low`` is the piece's first offset."""
-    every = ((one, file) for one in lanes.around(lane, low, low + 1) for file in one.files)
+    """The offset range of a row range, and its file; ``low`` is the row range's first offset."""
+    every = ((one, file) for one in queues.around(queue, low, low + 1) for file in one.files)
     return next((found for found in every if found[1].low == low), None)
 
 
-def _moved(action: Action) -> dict[tuple[ArchiveLane, int], tuple[str, Any]]:
-    """By what each piece is known, the key of its old file and the row of the new one."""
-    found: dict[tuple[ArchiveLane, int], tuple[str, Any]] = {}
+def _moved(action: Action) -> dict[tuple[ArchiveQueue, int], tuple[str, Any]]:
+    """By what each row range is known, the key of its old file and the row of the new one."""
+    found: dict[tuple[ArchiveQueue, int], tuple[str, Any]] = {}
     for row in action["files"]:
         check_texts((row["key"],), "a file of an archive")
         numbers = row["size_bytes"], row["crc"], row["rows"], row.get("epoch", 0)
         check_ints(numbers, "a file of an archive")
-        for lane_row, pieces in row["pieces"]:
-            lane = ArchiveLane.of(lane_row)
-            check_ints((low for low, _ in pieces), "a piece of a file")
-            check_texts((key for _, key in pieces), "a piece of a file")
-            found |= {(lane, low): (key, row) for low, key in pieces}
+        for queue_row, row_ranges in row["row_ranges"]:
+            queue = ArchiveQueue.of(queue_row)
+            check_ints((low for low, _ in row_ranges), "a row range of a file")
+            check_texts((key for _, key in row_ranges), "a row range of a file")
+            found |= {(queue, low): (key, row) for low, key in row_ranges}
     return found
 
 

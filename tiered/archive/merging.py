@@ -29,12 +29,12 @@ from tiered.archive.machine import (
     append_if,
     can_merge,
     fence_action,
-    find_piece,
+    find_row_range,
     merge_action,
     named_sizes,
 )
-from tiered.archive.model import DAY_MS, MovedPiece, NewFile, file_key, kind_of
-from tiered.archive.parquet import FileWriter, Proof, open_whole, pieces_in, read_metadata
+from tiered.archive.model import DAY_MS, MovedRows, NewFile, file_key, kind_of
+from tiered.archive.parquet import FileWriter, Proof, open_whole, read_metadata, row_ranges_in
 from tiered.archive.task import publish_file
 from tiered.crashpoints import reached
 from tiered.errors import DataError
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, ArchiveLane, ParquetFile
-    from tiered.archive.task import Workshop
+    from tiered.archive.model import Archived, ArchiveQueue, ParquetFile
+    from tiered.archive.task import JobContext
     from tiered.journal.append import JournalWriter
-    from tiered.upkeep.engine import Engine, Failed, Workbench
+    from tiered.upkeep.engine import Engine, Failed, WorkContext
 
 
 # -- rows written once more ------------------------------------------------------------------------
 #
-# Rows of several files of an archive, written once more into one file, in order of lane and offset; each piece is held
+# Rows of several files of an archive, written once more into one file, in order of queue and offset; each row range is held
 # against its proof.
 #
 # Ordering: everything is read, checked, written and read back in memory; then the object is put. Nothing of it
 # is part of the archive before an entry of the log says so.
 #
-# Retries: the key is a function of the pieces. An object that is there already is adopted if it holds the same
+# Retries: the key is a function of the row ranges. An object that is there already is adopted if it holds the same
 # rows.
 #
 # Memory: the old files as they are stored, of each a row group of columns, and the new file.
@@ -75,27 +75,31 @@ class Together:
     """A file to be."""
 
     key: str  # relative to the archive
-    pieces: tuple[MovedPiece, ...]  # what goes into it, in order of lane and offset; as it lies now
+    row_ranges: tuple[
+        MovedRows, ...
+    ]  # what goes into it, in order of queue and offset; as it lies now
     epoch: int  # of the archive; see ``tiered.archive.model.Fence``
 
     @classmethod
-    def of(cls, pieces: Iterable[MovedPiece], epoch: int) -> Together:
-        """One file of pieces of one topic and day, planned in an epoch."""
-        ordered = tuple(sorted(pieces, key=lambda piece: (piece.lane, piece.file.low)))
+    def of(cls, row_ranges: Iterable[MovedRows], epoch: int) -> Together:
+        """One file of row ranges of one topic and day, planned in an epoch."""
+        ordered = tuple(
+            sorted(row_ranges, key=lambda row_range: (row_range.queue, row_range.file.low))
+        )
         day = ordered[0].file.store_min_ms // DAY_MS
-        known = [(one.lane, one.file.low, one.file.high, one.file.key) for one in ordered]
+        known = [(one.queue, one.file.low, one.file.high, one.file.key) for one in ordered]
         return cls(file_key(day, known, epoch), ordered, epoch)
 
     def made(self, size_bytes: int, crc: int) -> NewFile:
         """The file, once it is one."""
-        return NewFile(self.key, size_bytes, crc, self.pieces, self.epoch)
+        return NewFile(self.key, size_bytes, crc, self.row_ranges, self.epoch)
 
 
-def write_together(bench: Workbench, together: Together) -> tuple[int, int]:
+def write_together(context: WorkContext, together: Together) -> tuple[int, int]:
     """Make one file of many.
 
     Args:
-        bench: Where the pieces lie, and the file goes.
+        bench: Where the row ranges lie, and the file goes.
 
     Returns:
         Size and CRC-32 of the file.
@@ -104,48 +108,48 @@ def write_together(bench: Workbench, together: Together) -> tuple[int, int]:
         DataError: A file is not what the log says, or something else lies under the new key.
         InternalError: The new file does not hold what it was given; it was not put.
     """
-    archive, first = bench.archive, together.pieces[0].file
+    archive, first = context.archive, together.row_ranges[0].file
     files = {first.key: _OldFile(archive, first)}
 
-    def rows() -> Iterator[tuple[MovedPiece, pa.RecordBatch]]:
-        for piece in together.pieces:
-            key = piece.file.key
+    def rows() -> Iterator[tuple[MovedRows, pa.RecordBatch]]:
+        for row_range in together.row_ranges:
+            key = row_range.file.key
             if key not in files:
-                files[key] = _OldFile(archive, piece.file)
-            yield from ((piece, some) for some in files[key].rows(piece))
+                files[key] = _OldFile(archive, row_range.file)
+            yield from ((row_range, some) for some in files[key].rows(row_range))
 
     old = files[first.key].said
     said = {name: old[name] for name in _KEPT if name in old}
-    return write_pieces(
-        archive, together, said, rows(), lambda piece: _differs(archive, piece.file.key)
+    return write_row_ranges(
+        archive, together, said, rows(), lambda row_range: _differs(archive, row_range.file.key)
     )
 
 
-def write_pieces(
+def write_row_ranges(
     archive: ObjectStore,
     together: Together,
     said: Mapping[str, str],
-    rows: Iterable[tuple[MovedPiece, pa.RecordBatch]],
-    differs: Callable[[MovedPiece], DataError],
+    rows: Iterable[tuple[MovedRows, pa.RecordBatch]],
+    differs: Callable[[MovedRows], DataError],
 ) -> tuple[int, int]:
-    """Make a file of the rows of its pieces, which have to prove what the log says of each.
+    """Make a file of the rows of its row ranges, which have to prove what the log says of each.
 
     Args:
         said: What the file says of itself.
-        rows: In the order of the pieces.
-        differs: The error to raise of a piece whose rows prove something else. Then nothing is put.
+        rows: In the order of the row ranges.
+        differs: The error to raise of a row range whose rows prove something else. Then nothing is put.
 
     Returns:
         Size and CRC-32 of the file.
     """
     writer = FileWriter()
-    for piece, some in rows:
-        writer.add(some, piece.lane, piece.file.low)
+    for row_range, some in rows:
+        writer.add(some, row_range.queue, row_range.file.low)
     written = writer.finish(said)
-    proofs = {(new.lane, new.start): new.proof for new in written.pieces}
-    for piece in together.pieces:
-        if proofs.get(piece.mark) != Proof.of(piece.file):
-            raise differs(piece)
+    proofs = {(new.queue, new.start): new.proof for new in written.row_ranges}
+    for row_range in together.row_ranges:
+        if proofs.get(row_range.mark) != Proof.of(row_range.file):
+            raise differs(row_range)
     reached("archive-rewriting")
     found = publish_file(archive, together.key, written)
     reached("archive-rewritten")
@@ -166,19 +170,19 @@ class _OldFile:
         if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
             raise _differs(*self._where)
         self.said = read_metadata(data)
-        self._places = pieces_in(self.said)
+        self._places = row_ranges_in(self.said)
         self._file = open_whole(data)
         metadata = self._file.metadata
         counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         self._starts = [0, *accumulate(counts)]
         self._held: tuple[int, Any] = (-1, None)
 
-    def rows(self, piece: MovedPiece) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece, in order."""
-        place = self._places.get(piece.mark)
-        if place is None or place[1] != Proof.of(piece.file):
+    def rows(self, row_range: MovedRows) -> Iterator[pa.RecordBatch]:
+        """The rows of a row range, in order."""
+        place = self._places.get(row_range.mark)
+        if place is None or place[1] != Proof.of(row_range.file):
             raise _differs(*self._where)
-        at, end = place[0], place[0] + piece.file.rows
+        at, end = place[0], place[0] + row_range.file.rows
         while at < end:
             number = bisect_right(self._starts, at) - 1
             first, behind = self._starts[number], min(end, self._starts[number + 1])
@@ -230,10 +234,10 @@ class Merged:
 
     def count(self, new: NewFile) -> None:
         """One more file is part of the archive."""
-        old = {piece.file.key: piece.file.size_bytes for piece in new.pieces}
+        old = {row_range.file.key: row_range.file.size_bytes for row_range in new.row_ranges}
         self.new_files += 1
         self.old_files += len(old)
-        self.rows += sum(piece.file.rows for piece in new.pieces)
+        self.rows += sum(row_range.file.rows for row_range in new.row_ranges)
         self.old_bytes += sum(old.values())
         self.new_bytes += new.size_bytes
 
@@ -241,7 +245,7 @@ class Merged:
 def plan_merge(
     state: ArchiveState,
     *,
-    takes: Callable[[ArchiveLane], bool],
+    takes: Callable[[ArchiveQueue], bool],
     small_bytes: int = SMALL_BYTES,
     merged_bytes: int = MERGED_BYTES,
 ) -> list[Together]:
@@ -255,15 +259,17 @@ def plan_merge(
         Files to be, each of at least two, all of one topic, day and schema; in order of topic, day and key.
     """
     files: dict[str, _File] = {}
-    for lane, archived in state.lanes.each():
+    for queue, archived in state.queues.each():
         for file in archived.files:
-            one = files.setdefault(file.key, _File(file.size_bytes, _kind(lane, archived)))
-            one.pieces.append(MovedPiece(lane, file))
-            one.is_wanted &= takes(lane) and one.kind == _kind(lane, archived)
+            one = files.setdefault(file.key, _File(file.size_bytes, _kind(queue, archived)))
+            one.row_ranges.append(MovedRows(queue, file))
+            one.is_wanted &= takes(queue) and one.kind == _kind(queue, archived)
     small = [one for one in files.values() if one.is_wanted and one.size_bytes < small_bytes]
-    small.sort(key=lambda one: (one.kind, one.day, one.pieces[0].lane, one.pieces[0].file.low))
+    small.sort(
+        key=lambda one: (one.kind, one.day, one.row_ranges[0].queue, one.row_ranges[0].file.low)
+    )
     return [
-        Together.of((piece for one in group for piece in one.pieces), state.fence.epoch)
+        Together.of((row_range for one in group for row_range in one.row_ranges), state.fence.epoch)
         for group in _groups(small, merged_bytes)
         if len(group) > 1
     ]
@@ -275,25 +281,25 @@ class _File:
 
     size_bytes: int
     kind: tuple[object, ...]
-    pieces: list[MovedPiece] = field(default_factory=list)
+    row_ranges: list[MovedRows] = field(default_factory=list)
     is_wanted: bool = True
 
     @property
     def day(self) -> int:
-        return self.pieces[0].file.store_min_ms // DAY_MS
+        return self.row_ranges[0].file.store_min_ms // DAY_MS
 
 
-def _kind(lane: ArchiveLane, archived: Archived) -> tuple[object, ...]:
+def _kind(queue: ArchiveQueue, archived: Archived) -> tuple[object, ...]:
     """What files of one new file have in common."""
     columns = archived.schema, archived.columns, archived.has_records
-    return (lane.cluster, lane.broker, lane.topic, *columns)
+    return (queue.cluster, queue.broker, queue.topic, *columns)
 
 
 def _groups(files: Iterable[_File], merged_bytes: int) -> Iterator[list[_File]]:
     group: list[_File] = []
     size = bodies = 0
     for one in files:
-        more = sum(piece.file.body_bytes for piece in one.pieces)
+        more = sum(row_range.file.body_bytes for row_range in one.row_ranges)
         is_other = bool(group) and (group[0].kind, group[0].day) != (one.kind, one.day)
         is_full = size + one.size_bytes > merged_bytes or bodies + more > MERGED_BODIES
         if group and (is_other or is_full):
@@ -306,24 +312,26 @@ def _groups(files: Iterable[_File], merged_bytes: int) -> Iterator[list[_File]]:
         yield group
 
 
-def plan_division(state: ArchiveState, lane: ArchiveLane, starts: Iterable[int]) -> list[Together]:
-    """The files that separate some stretches of a lane from those with which they share files. Pure.
+def plan_division(
+    state: ArchiveState, queue: ArchiveQueue, starts: Iterable[int]
+) -> list[Together]:
+    """The files that separate some offset ranges of a queue from those with which they share files. Pure.
 
     Returns:
-        For each shared file one of the rows of these stretches, and one of the others'.
+        For each shared file one of the rows of these offset ranges, and one of the others'.
     """
-    wanted = {(lane, start) for start in starts}
-    files: dict[str, tuple[list[MovedPiece], list[MovedPiece]]] = {}
-    for other, one in state.lanes.each(lambda other: kind_of(other) == kind_of(lane)):
+    wanted = {(queue, start) for start in starts}
+    files: dict[str, tuple[list[MovedRows], list[MovedRows]]] = {}
+    for other, one in state.queues.each(lambda other: kind_of(other) == kind_of(queue)):
         for file in one.files:
             parts = files.setdefault(file.key, ([], []))
-            parts[(other, one.start) in wanted].append(MovedPiece(other, file))
+            parts[(other, one.start) in wanted].append(MovedRows(other, file))
     shared = (part for parts in files.values() if all(parts) for part in reversed(parts))
     return [Together.of(part, state.fence.epoch) for part in shared]
 
 
 def merge_each(
-    at: Workshop,
+    at: JobContext,
     log: JournalWriter[ArchiveState],
     plan: Iterable[Together],
     *,
@@ -348,7 +356,7 @@ def merge_each(
         made.clear()
         told(result)
 
-    making = engine or local_engine(at.bench, 1)
+    making = engine or local_engine(at.context, 1)
     with making(write_together, while_room(todo, result.failed)) as outcomes:
         for one, outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -365,7 +373,7 @@ def merge_each(
 
 
 def merge(
-    at: Workshop,
+    at: JobContext,
     log: JournalWriter[ArchiveState],
     plan: Iterable[Together],
     *,
@@ -390,11 +398,11 @@ def _leave_overtaken(log: JournalWriter[ArchiveState], result: Merged) -> None:
         return
     log.catch_up()
 
-    def counts(piece: MovedPiece) -> bool:
-        found = find_piece(log.state.lanes, *piece.mark)
-        return found is not None and found[1].key == piece.file.key
+    def counts(row_range: MovedRows) -> bool:
+        found = find_row_range(log.state.queues, *row_range.mark)
+        return found is not None and found[1].key == row_range.file.key
 
-    left = [one for one in result.failed if all(map(counts, one[0].pieces))]
+    left = [one for one in result.failed if all(map(counts, one[0].row_ranges))]
     result.overtaken += len(result.failed) - len(left)
     result.failed = left
 
@@ -439,4 +447,4 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
 
 def _fits(state: ArchiveState, files: list[NewFile]) -> bool:
     """Whether new files can take the place of the old ones."""
-    return can_merge(state.lanes, state.fence, merge_action(files))
+    return can_merge(state.queues, state.fence, merge_action(files))

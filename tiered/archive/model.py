@@ -63,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ArchiveLane(Row):
+class ArchiveQueue(Row):
     """One incarnation of one queue of one broker."""
 
     cluster: str  # name of the cluster
@@ -73,25 +73,25 @@ class ArchiveLane(Row):
     incarnation: int  # which incarnation of the queue
 
     @property
-    def queue(self) -> MessageQueue:
-        """The queue."""
+    def message_queue(self) -> MessageQueue:
+        """The same without its place and incarnation."""
         return MessageQueue(self.topic, self.queue_id)
 
     def __str__(self) -> str:
-        return f"{self.cluster}/{self.broker} {self.queue}"
+        return f"{self.cluster}/{self.broker} {self.message_queue}"
 
 
 Kind = tuple[str, str, str]
-"""Cluster, broker and topic: only stretches of the same may share a file."""
+"""Cluster, broker and topic: only offset ranges of the same may share a file."""
 
 
-def kind_of(lane: ArchiveLane) -> Kind:
-    """With which others a lane may share files."""
-    return lane.cluster, lane.broker, lane.topic
+def kind_of(queue: ArchiveQueue) -> Kind:
+    """With which others a queue may share files."""
+    return queue.cluster, queue.broker, queue.topic
 
 
 class Truncation(NamedTuple):
-    """Which of the ends of a lane that its broker truncated: queue offsets ``[low, high)``.
+    """Which of the ends of a queue that its broker truncated: queue offsets ``[low, high)``.
 
     Nothing of it is of the tier's parts, which change: they are merged, compacted and given up. What a mark does not know
     again is forgotten a second time, and with it what has come in its place since.
@@ -126,7 +126,7 @@ class Truncation(NamedTuple):
 class ParquetFile(Row):
     """One file of messages, all of one UTC day of store time, in order of queue offset.
 
-    Or a stretch's rows in a file that it shares with others, whose key, size and checksum each of them then names.
+    Or an offset range's rows in a file that it shares with others, whose key, size and checksum each of them then names.
     """
 
     key: str  # relative to the archive
@@ -153,7 +153,7 @@ class SideFile(Row):
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Queue offsets ``[start, end)`` of a lane, archived: every one is a row, a hole or a bad record."""
+    """Queue offsets ``[start, end)`` of a queue, archived: every one is a row, a hole or a bad record."""
 
     start: int  # first queue offset
     end: int  # one past the last
@@ -181,7 +181,7 @@ class Archived:
         return sum(file.rows for file in self.files)
 
     def proves(self, other: Archived) -> bool:
-        """Whether another stretch has the same rows, holes and bad records, by what logs say, whatever its columns."""
+        """Whether another offset range has the same rows, holes and bad records, by what logs say, whatever its columns."""
         return self._known() == other._known()
 
     def _known(self) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ class Archived:
         return counted and inside and side == aside and 0 <= self.misfits <= self.rows
 
     def document(self) -> dict[str, Any]:
-        """As JSON, without a lane."""
+        """As JSON, without a queue."""
         rare = {name: value for name in _RARE if (value := getattr(self, name))}
         counts = {
             name: list(map(list, value)) for name in _MEMBERS if (value := getattr(self, name))
@@ -261,17 +261,17 @@ def _counts_of(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class MovedPiece:
-    """Rows of one stretch in one file."""
+class MovedRows:
+    """Rows of one offset range in one file."""
 
-    lane: ArchiveLane
+    queue: ArchiveQueue
     file: ParquetFile
     """The numbers of these rows, with key, size and checksum of the file that holds them."""
 
     @property
-    def mark(self) -> tuple[ArchiveLane, int]:
+    def mark(self) -> tuple[ArchiveQueue, int]:
         """What it is known by."""
-        return self.lane, self.file.low
+        return self.queue, self.file.low
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ class NewFile:
     key: str  # relative to the archive
     size_bytes: int  # of the object
     crc: int  # CRC-32 of the object
-    pieces: tuple[MovedPiece, ...]  # what it holds, as it lay before
+    row_ranges: tuple[MovedRows, ...]  # what it holds, as it lay before
     epoch: int = 0  # of the archive when it was planned; see ``Fence``
 
 
@@ -317,12 +317,12 @@ class Replaced(Row):
     at_ms: int  # time of the entry since which that is so
 
 
-def whole_files(pieces: Iterable[ParquetFile]) -> list[ParquetFile]:
-    """One file of each key, with the numbers of all its pieces together; in the order in which they first come."""
+def whole_files(row_ranges: Iterable[ParquetFile]) -> list[ParquetFile]:
+    """One file of each key, with the numbers of all its row ranges together; in the order in which they first come."""
     found: dict[str, ParquetFile] = {}
-    for piece in pieces:
-        known = found.get(piece.key)
-        found[piece.key] = piece if known is None else _together(known, piece)
+    for row_range in row_ranges:
+        known = found.get(row_range.key)
+        found[row_range.key] = row_range if known is None else _together(known, row_range)
     return list(found.values())
 
 
@@ -351,8 +351,8 @@ def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
 # A key is a pure function of the sealed segments, or of the files, that the file is made of, so that the same work
 # done again, after a crash or beside us, makes the same object. The digest tells brokers and incarnations apart, and an
 # incarnation that the broker truncated from the one that came in its place; and it changes with the schema and with the
-# columns that are added to it, since no object is ever replaced. A file of several pieces has their number in the place of
-# queue and offsets.
+# columns that are added to it, since no object is ever replaced. A file of several row ranges has their number in the place
+# of queue and offsets.
 
 DAY_MS = 86_400_000
 DATA = "data/"
@@ -401,26 +401,28 @@ def folder_key(topic: str, day: int) -> str:
     return f"{FILES}{partition_value(topic)}/date={date_text(day)}/"
 
 
-def file_key(day: int, pieces: Sequence[tuple[ArchiveLane, int, int, str]], epoch: int = 0) -> str:
+def file_key(
+    day: int, row_ranges: Sequence[tuple[ArchiveQueue, int, int, str]], epoch: int = 0
+) -> str:
     """Key of a file of one topic's messages that were stored on a day.
 
     Args:
         day: Since 1970, UTC.
-        pieces: In order: whose rows ``[low, high)`` they are, and where they come from: ``Task.origin``, or the key
+        row ranges: In order: whose rows ``[low, high)`` they are, and where they come from: ``Task.origin``, or the key
             of the file in which they lay before.
-        epoch: Of the archive, where the pieces do not tell it.
+        epoch: Of the archive, where the row ranges do not tell it.
     """
-    lane, low, high, _ = pieces[0]
-    known = [(*one.row(), *more) for one, *more in pieces]
+    queue, low, high, _ = row_ranges[0]
+    known = [(*one.row(), *more) for one, *more in row_ranges]
     said = (SCHEMA_VERSION, known, epoch) if epoch else (SCHEMA_VERSION, known)
-    name = f"{_span(lane, low, high)}-" if len(pieces) == 1 else f"{len(pieces)}-"
-    return f"{folder_key(lane.topic, day)}{name}{digest_of(said)}.parquet"
+    name = f"{_span(queue, low, high)}-" if len(row_ranges) == 1 else f"{len(row_ranges)}-"
+    return f"{folder_key(queue.topic, day)}{name}{digest_of(said)}.parquet"
 
 
-def side_key(lane: ArchiveLane, low: int, high: int, origin: str) -> str:
+def side_key(queue: ArchiveQueue, low: int, high: int, origin: str) -> str:
     """Key of what could not become rows. Behind an underscore, where readers of directories do not look."""
-    folder = f"{SIDE}topic_dir={partition_value(lane.topic)}/"
-    return f"{folder}{_span(lane, low, high)}-{origin}.side"
+    folder = f"{SIDE}topic_dir={partition_value(queue.topic)}/"
+    return f"{folder}{_span(queue, low, high)}-{origin}.side"
 
 
 _FOLDER = r"topic_dir=[A-Za-z0-9_.%~-]{1,255}/"
@@ -437,8 +439,8 @@ def is_made_key(key: str) -> bool:
     return _OURS.fullmatch(key) is not None
 
 
-def _span(lane: ArchiveLane, low: int, high: int) -> str:
-    return f"{lane.queue_id}-{low:0{_OFFSET_DIGITS}d}-{high:0{_OFFSET_DIGITS}d}"
+def _span(queue: ArchiveQueue, low: int, high: int) -> str:
+    return f"{queue.queue_id}-{low:0{_OFFSET_DIGITS}d}-{high:0{_OFFSET_DIGITS}d}"
 
 
 def digest_of(known: tuple[object, ...]) -> str:

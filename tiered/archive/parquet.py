@@ -4,8 +4,8 @@ Settings, each measured (docs/formats/archive.md): zstd level 1, row groups of 6
 page index, differences (DELTA) for offsets and times, dictionaries for columns of few values, bloom filters of the keys.
 Pages have checksums, and all blocks of the file, too (``tiered.archive.checked_ranges``).
 
-A file is made of *pieces*: rows of one stretch each, in order of lane and offset. Whoever makes files, of segments or of
-other files, makes them here, so what proves a piece is reckoned in one way.
+A file is made of *row ranges*: rows of one offset range each, in order of queue and offset. Whoever makes files, of segments
+or of other files, makes them here, so what proves a row range is reckoned in one way.
 
 Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` and a batch, and the file so far; at its end
 the file, and what is read back of it at once.
@@ -23,8 +23,8 @@ from zlib_ng import zlib_ng
 
 from tiered import __version__
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.checked_ranges import pieces_with_sums, require_sums, with_sums
-from tiered.archive.model import SCHEMA_VERSION, ArchiveLane
+from tiered.archive.checked_ranges import chunks_with_sums, require_sums, with_sums
+from tiered.archive.model import SCHEMA_VERSION, ArchiveQueue
 from tiered.errors import DataError, InternalError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ _DIFFERENCES = ("queue_offset", "physical_offset", "born_ts", "store_ts")
 _KEYS = ("uniq_key", "msg_key", "keys.list.element")
 _ORDER = ("topic", "queue_id", "incarnation", "queue_offset")
 _FALSE_HITS = 0.01
-_PIECES = "tiered.pieces"
+_ROW_RANGES = "tiered.row_ranges"
 
 
 class Proof(NamedTuple):
@@ -180,7 +180,7 @@ class Proof(NamedTuple):
 
     @classmethod
     def of(cls, file: ParquetFile) -> Proof:
-        """What the log says of a piece."""
+        """What the log says of a row range."""
         return cls(*(getattr(file, name) for name in cls._fields))
 
     def then(self, more: Proof) -> Proof:
@@ -228,9 +228,9 @@ def _unordered(low: int) -> InternalError:
 
 
 class RowRange(NamedTuple):
-    """Rows of one stretch in a file."""
+    """Rows of one offset range in a file."""
 
-    lane: ArchiveLane
+    queue: ArchiveQueue
     start: int  # what the caller calls it
     proof: Proof  # of its rows
 
@@ -241,7 +241,7 @@ class Written:
 
     data: tuple[memoryview, bytes]  # its bytes, in buffers one behind the other
     crc: int  # CRC-32 of them
-    pieces: tuple[RowRange, ...]  # in order
+    row_ranges: tuple[RowRange, ...]  # in order
 
     @property
     def size_bytes(self) -> int:
@@ -258,25 +258,25 @@ class FileWriter:
     _writer: Any = None
     _waiting: list[Any] = field(default_factory=list)
     _waiting_bytes: int = 0
-    _pieces: list[RowRange] = field(default_factory=list)
+    _row_ranges: list[RowRange] = field(default_factory=list)
     _given: Digest = field(default_factory=Digest)
 
-    def add(self, rows: pa.RecordBatch, lane: ArchiveLane, start: int) -> None:
-        """Take rows that come behind those before, in order of lane and queue offset.
+    def add(self, rows: pa.RecordBatch, queue: ArchiveQueue, start: int) -> None:
+        """Take rows that come behind those before, in order of queue and queue offset.
 
         Args:
-            start: Of which piece; what comes with another lane or start than before begins one.
+            start: Of which row range; what comes with another queue or start than before begins one.
 
         Raises:
             InternalError: They are not in order.
         """
-        proof, last = proof_of(rows), self._pieces[-1] if self._pieces else None
-        if last is not None and (last.lane, last.start) == (lane, start):
-            self._pieces[-1] = RowRange(lane, start, last.proof.then(proof))
-        elif last is not None and (last.lane, last.proof.high) > (lane, proof.low):
+        proof, last = proof_of(rows), self._row_ranges[-1] if self._row_ranges else None
+        if last is not None and (last.queue, last.start) == (queue, start):
+            self._row_ranges[-1] = RowRange(queue, start, last.proof.then(proof))
+        elif last is not None and (last.queue, last.proof.high) > (queue, proof.low):
             raise _unordered(proof.low)
         else:
-            self._pieces.append(RowRange(lane, start, proof))
+            self._row_ranges.append(RowRange(queue, start, proof))
         self._given.add(rows)
         self.size_bytes += rows.nbytes
         self._waiting.append(rows)
@@ -295,14 +295,14 @@ class FileWriter:
         """
         if self._waiting:
             self._write_group()
-        pieces = tuple(self._pieces)
-        self._writer.add_key_value_metadata({**metadata, **_said_of(pieces)})
+        row_ranges = tuple(self._row_ranges)
+        self._writer.add_key_value_metadata({**metadata, **_said_of(row_ranges)})
         self._writer.close()
         made = self._sink.getvalue()
-        blocks, end = pieces_with_sums(made)
+        blocks, end = chunks_with_sums(made)
         step = max(self._given.rows * _PROOF_BYTES // max(self.size_bytes, 1), 1)
         require_equal(made, self._given, (blocks, end), step)
-        return Written((blocks, end), zlib_ng.crc32(end, zlib_ng.crc32(blocks)), pieces)
+        return Written((blocks, end), zlib_ng.crc32(end, zlib_ng.crc32(blocks)), row_ranges)
 
     def _write_group(self) -> None:
         arrow = load_pyarrow()
@@ -316,32 +316,32 @@ class FileWriter:
         self._waiting, self._waiting_bytes = [], 0
 
 
-def _said_of(pieces: tuple[RowRange, ...]) -> dict[str, str]:
-    """What a file says of itself: each piece, and all of them together."""
-    whole = pieces[0].proof
-    for piece in pieces[1:]:
-        whole = whole.beside(piece.proof)
-    known = [[piece.lane.row(), *piece.proof] for piece in pieces]
+def _said_of(row_ranges: tuple[RowRange, ...]) -> dict[str, str]:
+    """What a file says of itself: each row range, and all of them together."""
+    whole = row_ranges[0].proof
+    for row_range in row_ranges[1:]:
+        whole = whole.beside(row_range.proof)
+    known = [[row_range.queue.row(), *row_range.proof] for row_range in row_ranges]
     return {
         "tiered.schema": str(SCHEMA_VERSION),
         "tiered.program": __version__,
-        _PIECES: json.dumps(known, separators=(",", ":")),
+        _ROW_RANGES: json.dumps(known, separators=(",", ":")),
         **{f"tiered.{name}": str(value) for name, value in whole._asdict().items()},
     }
 
 
-def pieces_in(metadata: Mapping[str, str]) -> dict[tuple[ArchiveLane, int], tuple[int, Proof]]:
-    """What a file says of its pieces, by lane and first offset: its first row, counted from the file's, and its proof.
+def row_ranges_in(metadata: Mapping[str, str]) -> dict[tuple[ArchiveQueue, int], tuple[int, Proof]]:
+    """What a file says of its row ranges, by queue and first offset: its first row, counted from the file's, and its proof.
 
     Raises:
         DataError: It says nothing that makes sense.
     """
-    found: dict[tuple[ArchiveLane, int], tuple[int, Proof]] = {}
+    found: dict[tuple[ArchiveQueue, int], tuple[int, Proof]] = {}
     at = 0
     try:
-        for lane, *numbers in json.loads(metadata[_PIECES]):
+        for queue, *numbers in json.loads(metadata[_ROW_RANGES]):
             proof = Proof(*numbers)
-            found[ArchiveLane.of(lane), proof.low] = at, proof
+            found[ArchiveQueue.of(queue), proof.low] = at, proof
             at += proof.rows
     except (ValueError, LookupError, TypeError) as error:
         raise DataError(f"a file of an archive does not say what is in it: {error!r:.80}") from None
@@ -476,15 +476,15 @@ def xxh64(data: bytes) -> int:
     """The 64-bit xxHash of bytes, seed 0."""
     size, at = len(data), 0
     if size >= _STRIPE:
-        lanes = [(_PRIME_1 + _PRIME_2) & _MASK, _PRIME_2, 0, -_PRIME_1 & _MASK]
+        queues = [(_PRIME_1 + _PRIME_2) & _MASK, _PRIME_2, 0, -_PRIME_1 & _MASK]
         while at <= size - _STRIPE:
             words = struct.unpack_from("<4Q", data, at)
-            lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
+            queues = [_round(queue, word) for queue, word in zip(queues, words, strict=True)]
             at += _STRIPE
-        turns = zip(lanes, (1, 7, 12, 18), strict=True)
-        found = sum(_turned(lane, bits) for lane, bits in turns) & _MASK
-        for lane in lanes:
-            found = ((found ^ _round(0, lane)) * _PRIME_1 + _PRIME_4) & _MASK
+        turns = zip(queues, (1, 7, 12, 18), strict=True)
+        found = sum(_turned(queue, bits) for queue, bits in turns) & _MASK
+        for queue in queues:
+            found = ((found ^ _round(0, queue)) * _PRIME_1 + _PRIME_4) & _MASK
     else:
         found = _PRIME_5
     return _mixed(_rest(data, at, (found + size) & _MASK))
@@ -512,8 +512,8 @@ def _mixed(found: int) -> int:
     return found ^ found >> 32
 
 
-def _round(lane: int, word: int) -> int:
-    return _turned((lane + word * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
+def _round(queue: int, word: int) -> int:
+    return _turned((queue + word * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
 
 
 def _turned(value: int, bits: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiered.archive.bodies import PLAIN, BodyLayout
-from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, Truncation, digest_of
+from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveQueue, Truncation, digest_of
 from tiered.log.parts import Incarnation, Parts, Segment, Segments
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
@@ -39,27 +39,29 @@ if TYPE_CHECKING:
 # apart by these; by the times of their messages it can.
 
 
-def has_times(stretches: Sequence[Archived], segment: Segment, start: int, end: int) -> bool:
+def has_times(offset_ranges: Sequence[Archived], segment: Segment, start: int, end: int) -> bool:
     """Whether they are.
 
     Args:
-        stretches: What is archived of these offsets, whole stretches.
+        offset ranges: What is archived of these offsets, whole offset ranges.
         start: First of the segment's offsets that count.
         end: One past the last.
     """
     mine = segment.parts.store_times
-    theirs = [(f.store_min_ms, f.store_max_ms) for one in stretches for f in one.files]
+    theirs = [(f.store_min_ms, f.store_max_ms) for one in offset_ranges for f in one.files]
     is_compacted = segment.parts.holes > sum(
-        one.holes for one in stretches
+        one.holes for one in offset_ranges
     )  # since it was archived
     if mine is None or not theirs:
         return is_compacted or not theirs
     low, high = mine
     found = min(low for low, _ in theirs), max(high for _, high in theirs)
-    if is_compacted or any(one.start < start or one.end > end for one in stretches):
+    if is_compacted or any(one.start < start or one.end > end for one in offset_ranges):
         return found[0] <= low and high <= found[1]
     is_within = low <= found[0] and found[1] <= high
-    is_plain = not any(one.bad for one in stretches)  # of bad records the archive knows no times
+    is_plain = not any(
+        one.bad for one in offset_ranges
+    )  # of bad records the archive knows no times
     touches = found[0] == low or found[1] == high  # a part that was cut keeps its old end's time
     return is_within and (touches or not is_plain)
 
@@ -68,7 +70,7 @@ def has_times(stretches: Sequence[Archived], segment: Segment, start: int, end: 
 class Task:
     """Queue offsets ``[start, end)`` of one sealed segment, to be made Parquet."""
 
-    lane: ArchiveLane
+    queue: ArchiveQueue
     start: int  # first queue offset
     end: int  # one past the last
     parts: Parts  # those that hold them, in order, without a gap
@@ -94,7 +96,7 @@ class Task:
         parts = self.parts
         low = min((part.store_min_ms for part in parts if part.store_min_ms >= 0), default=-1)
         high = max(part.store_max_ms for part in parts)
-        known = (SCHEMA_VERSION, *self.lane.row(), self.start, self.end)
+        known = (SCHEMA_VERSION, *self.queue.row(), self.start, self.end)
         size = parts[-1].log_end - parts[0].log_offset
         rows = low, high, parts[-1].last, size, parts.holes, parts.log_gone
         epoch = (("epoch", self.epoch),) if self.epoch else ()
@@ -106,14 +108,14 @@ class Task:
         first = self.parts[0]
         segment = Segment(LogOffset(first.log_offset), first.queue_offset, 0, True, self.parts)
         bounds = QueueOffset(self.start), QueueOffset(self.end)
-        return Incarnation(self.lane.incarnation, *bounds, self.parts.log_end, (segment,))
+        return Incarnation(self.queue.incarnation, *bounds, self.parts.log_end, (segment,))
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
     """Offsets that are not sealed yet, and so not archived."""
 
-    lane: ArchiveLane
+    queue: ArchiveQueue
     start: int
     end: int
     size_bytes: int
@@ -121,10 +123,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Stretches of the archive whose messages the broker truncated."""
+    """OffsetRanges of the archive whose messages the broker truncated."""
 
-    lane: ArchiveLane
-    starts: tuple[int, ...]  # of the stretches
+    queue: ArchiveQueue
+    starts: tuple[int, ...]  # of the offset ranges
     mark: Truncation  # what was truncated; the archive deals with each once
 
     @property
@@ -149,8 +151,8 @@ class Plan:
     outside: int = 0  # segments left out, since none of their messages is of the wanted time
     postponed: int = 0  # segments left to a later run
     postponed_bytes: int = 0  # of their commit log
-    strange: tuple[tuple[ArchiveLane, int], ...] = ()
-    """Lane and first offset of segments that count as archived, though what is archived has other store times: most
+    strange: tuple[tuple[ArchiveQueue, int], ...] = ()
+    """Queue and first offset of segments that count as archived, though what is archived has other store times: most
     likely it is of another tier, whose broker has the same name."""
 
     @property
@@ -166,34 +168,38 @@ def plan_archive(
     tasks: list[Task] = []
     opened: list[Open] = []
     overtaken: list[Overtaken] = []
-    strange: list[tuple[ArchiveLane, int]] = []
+    strange: list[tuple[ArchiveQueue, int]] = []
     archived = 0
     for queue in sorted(queue for queue in tier.queues if takes(queue.topic)):
         incarnations = tier.queues[queue]
         mine: list[Overtaken] = []
         for number, incarnation in enumerate(incarnations):
-            lane = ArchiveLane(
+            archived_queue = ArchiveQueue(
                 *(place.cluster, place.broker), *(queue.topic, queue.queue_id), incarnation.number
             )
             if is_tail(incarnations, number):
-                mine += overtaken_by(archive, lane, incarnation)
+                mine += overtaken_by(archive, archived_queue, incarnation)
                 continue
-            gone = {start for one in mine if one.lane == lane for start in one.starts}
-            tails = len(archive.tails.get(lane, ())) + sum(one.lane == lane for one in mine)
+            gone = {start for one in mine if one.queue == archived_queue for start in one.starts}
+            tails = len(archive.tails.get(archived_queue, ())) + sum(
+                one.queue == archived_queue for one in mine
+            )
             sealed = _sealed(incarnation)
-            is_whole = _is_whole(archive, lane, sealed, int(incarnation.min_offset)) & (not gone)
+            is_whole = _is_whole(archive, archived_queue, sealed, int(incarnation.min_offset)) & (
+                not gone
+            )
             left = replace(incarnation, segments=sealed.where(~is_whole))
-            found = list(_tasks(archive, lane, left, gone, tails))
+            found = list(_tasks(archive, archived_queue, left, gone, tails))
             archived += int(is_whole.sum()) + sum(not rest for rest, _ in found)
-            strange += [(lane, start) for rest, start in found if start >= 0]
+            strange += [(archived_queue, start) for rest, start in found if start >= 0]
             tasks += [task for rest, _ in found for task in rest]
-            opened += _open(lane, incarnation)
+            opened += _open(archived_queue, incarnation)
         overtaken += mine
     return Plan(tuple(tasks), tuple(opened), tuple(overtaken), archived, strange=tuple(strange))
 
 
 def _tasks(
-    archive: ArchiveState, lane: ArchiveLane, incarnation: Incarnation, gone: set[int], tails: int
+    archive: ArchiveState, queue: ArchiveQueue, incarnation: Incarnation, gone: set[int], tails: int
 ) -> Iterator[tuple[list[Task], int]]:
     """For each segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
     for segment in incarnation.segments:
@@ -202,11 +208,11 @@ def _tasks(
         if start >= end:
             continue
         left: Ranges = ((int(start), int(end)),)
-        known = [one for one in archive.overlapping(lane, start, end) if one.start not in gone]
+        known = [one for one in archive.overlapping(queue, start, end) if one.start not in gone]
         for one in known:
             left = without(left, one.start, one.end)
         rest = [
-            Task(lane, *ends, holding(segment.parts, *ends), tails, epoch=archive.fence.epoch)
+            Task(queue, *ends, holding(segment.parts, *ends), tails, epoch=archive.fence.epoch)
             for ends in left
         ]
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
@@ -220,10 +226,10 @@ def _sealed(incarnation: Incarnation) -> Segments:
 
 
 def _is_whole(
-    archive: ArchiveState, lane: ArchiveLane, segments: Segments, min_offset: int
+    archive: ArchiveState, queue: ArchiveQueue, segments: Segments, min_offset: int
 ) -> npt.NDArray[np.bool_]:
-    """Whether a segment is one stretch, with the times of that: what most are, found by columns, without a look at each."""
-    low, high, first_ms, last_ms, bad, _ = archive.lanes.columns(lane)
+    """Whether a segment is one offset range, with its times: what most are, found by columns, without a look at each."""
+    low, high, first_ms, last_ms, bad, _ = archive.queues.columns(queue)
     if not len(segments) or not len(low):
         return np.zeros(len(segments), bool)
     rows, first, last = segments.parts.rows, segments.rows["first"], segments.rows["behind"] - 1
@@ -253,25 +259,25 @@ def holding(parts: Parts, low: int, high: int) -> Parts:
     return parts[first : first + behind]
 
 
-def _open(lane: ArchiveLane, incarnation: Incarnation) -> list[Open]:
+def _open(queue: ArchiveQueue, incarnation: Incarnation) -> list[Open]:
     segment = incarnation.segments[-1] if incarnation.segments else None
     if segment is None or segment.sealed or incarnation.ended or not segment.parts:
         return []
     start, end = segment.parts[0].queue_offset, segment.parts[-1].queue_end
-    return [Open(lane, start, end, segment.size_bytes)]
+    return [Open(queue, start, end, segment.size_bytes)]
 
 
-def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: Incarnation) -> list[Overtaken]:
+def overtaken_by(archive: ArchiveState, queue: ArchiveQueue, tail: Incarnation) -> list[Overtaken]:
     """What the archive has to forget for what the broker truncated, also if that has expired; nothing once it has."""
     mark = Truncation(tail.cut_by, int(tail.cut_at), int(tail.commit_offset))
-    if any(one.knows(mark) for one in archive.tails.get(lane, ())):
+    if any(one.knows(mark) for one in archive.tails.get(queue, ())):
         return []
-    found = archive.overlapping(lane, mark.low, mark.high)
-    return [Overtaken(lane, tuple(one.start for one in found), mark)]
+    found = archive.overlapping(queue, mark.low, mark.high)
+    return [Overtaken(queue, tuple(one.start for one in found), mark)]
 
 
 def ends_dealt_with(
-    archive: ArchiveState, lane: ArchiveLane, incarnations: Sequence[Incarnation]
+    archive: ArchiveState, queue: ArchiveQueue, incarnations: Sequence[Incarnation]
 ) -> int:
     """On which history the archive stands: that of so many ends truncated as its log has dealt with.
 
@@ -279,7 +285,7 @@ def ends_dealt_with(
         incarnations: Of that incarnation, as they are in the tier; the last is the one that counts.
     """
     ends = range(len(incarnations) - 1)
-    return next((n for n in ends if overtaken_by(archive, lane, incarnations[n])), len(ends))
+    return next((n for n in ends if overtaken_by(archive, queue, incarnations[n])), len(ends))
 
 
 # -- how much one run takes on ---------------------------------------------------------------------
@@ -322,7 +328,7 @@ def limited(plan: Plan, limits: Limits, *, is_first: bool = True) -> Plan:
     outside = len(plan.tasks) - len(wanted)
     if limits.bytes_max is None and limits.runtime_ms is None:
         return replace(plan, tasks=tuple(wanted), outside=outside)
-    wanted.sort(key=lambda t: (int(t.parts.rows["store_max_ms"].max()), t.lane, t.start))
+    wanted.sort(key=lambda t: (int(t.parts.rows["store_max_ms"].max()), t.queue, t.start))
     taken = tuple(_within(wanted, limits.bytes_max, is_first))
     rest = wanted[len(taken) :]
     return replace(
@@ -355,8 +361,8 @@ def _within(tasks: Iterable[Task], bytes_max: int | None, is_first: bool) -> Ite
 
 # -- which segments are made together --------------------------------------------------------------
 #
-# Small segments of a topic share files from the start: several stretches, of any queues, become one file for each
-# day, in order of lane and offset.
+# Small segments of a topic share files from the start: several offset ranges, of any queues, become one file for each
+# day, in order of queue and offset.
 
 SMALL_SEGMENT_BYTES = 64 << 20
 """Less commit log than this becomes a file that is smaller than readers like."""
@@ -368,7 +374,7 @@ TASKS_MAX = 2048
 class Work:
     """What an engine is given to do at once: a task, or several of one topic and layout that share files."""
 
-    tasks: tuple[Task, ...]  # at least one, in order of lane and offset
+    tasks: tuple[Task, ...]  # at least one, in order of queue and offset
 
     @property
     def size_bytes(self) -> int:
@@ -391,20 +397,20 @@ def plan_works(tasks: Sequence[Task], small_bytes: int = SMALL_SEGMENT_BYTES) ->
     groups = [[task] for task in tasks if task.size_bytes >= small_bytes]
     small = sorted(
         (task for task in tasks if task.size_bytes < small_bytes),
-        key=lambda task: (_kind(task), _first_day(task), task.lane, task.start),
+        key=lambda task: (_kind(task), _first_day(task), task.queue, task.start),
     )
     for _, some in groupby(small, key=_kind):
         groups += _filled(some)
     groups.sort(key=lambda group: min(places[id(task)] for task in group))
     return [
-        Work(tuple(sorted(group, key=lambda task: (task.lane, task.start)))) for group in groups
+        Work(tuple(sorted(group, key=lambda task: (task.queue, task.start)))) for group in groups
     ]
 
 
 def _kind(task: Task) -> tuple[str, ...]:
     """What tasks of one file have in common."""
-    lane = task.lane
-    return lane.cluster, lane.broker, lane.topic, *task.layout.marks, str(task.layout.number)
+    queue = task.queue
+    return queue.cluster, queue.broker, queue.topic, *task.layout.marks, str(task.layout.number)
 
 
 def _first_day(task: Task) -> int:

@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from backends.s3_settings import S3Options
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
-    from tiered.upkeep.engine import Engine, Workbench
+    from tiered.upkeep.engine import Engine, WorkContext
 
 NUMBER = "tiered.archive.number"
 URL = "tiered.archive.url"
 TOPIC = "tiered.topic"
 NAMESPACE = "default"
 SORTED = ("broker", "queue_id", "incarnation", "queue_offset")
-"""Rows of a file are in this order: it is that of lanes, and of offsets in each."""
+"""Rows of a file are in this order: it is that of queues, and of offsets in each."""
 _LOG = logging.getLogger("tiered.archive")
 _TRIES = 5
 _PLAIN = re.compile(r"[a-z0-9_]+")
@@ -448,7 +448,7 @@ def _footers(table: Any, root: str, files: list[ParquetFile]) -> Iterator[Footer
         yield Footers(alone, root, tuple((file.key, file.size_bytes) for file in some))
 
 
-def read_footers(bench: Workbench, footers: Footers) -> list[Any]:
+def read_footers(context: WorkContext, footers: Footers) -> list[Any]:
     """What a table says of each file, by its footer.
 
     Raises:
@@ -457,7 +457,7 @@ def read_footers(bench: Workbench, footers: Footers) -> list[Any]:
     from pyiceberg.io.pyarrow import parquet_file_to_data_file  # noqa: PLC0415 (heavy)
 
     sizes = dict(footers.files)
-    io: Any = _OurFiles(bench.archive, footers.root, sizes)
+    io: Any = _OurFiles(context.archive, footers.root, sizes)
     return [parquet_file_to_data_file(io, footers.table, footers.root + key) for key in sizes]
 
 

@@ -1,4 +1,4 @@
-"""Which messages are wanted: bounds and values of a few columns; by them lanes, files, row groups and rows are chosen. Pure.
+"""Which messages are wanted: bounds and values of a few columns, by which queues, files and rows are chosen. Pure.
 
 What is chosen by coarse means (the log, statistics) may hold too much, never too little; ``mask`` then decides each row.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tiered.archive.model import ArchiveLane
+    from tiered.archive.model import ArchiveQueue
 
 MIN = -(1 << 63)
 MAX = (1 << 63) - 1
@@ -75,13 +75,13 @@ class Selection:
                 do=f"did you mean {meant}?" if meant else do,
             )
 
-    def refuses(self, lane: ArchiveLane) -> str:
-        """By which column nothing of a lane is wanted; empty when something may be."""
-        if not self.takes("topic", shown(lane.topic)):
+    def refuses(self, queue: ArchiveQueue) -> str:
+        """By which column nothing of a queue is wanted; empty when something may be."""
+        if not self.takes("topic", shown(queue.topic)):
             return "topic"
-        if not self.takes("broker", shown(lane.broker)):
+        if not self.takes("broker", shown(queue.broker)):
             return "broker"
-        numbers = {"queue_id": lane.queue_id, "incarnation": lane.incarnation}
+        numbers = {"queue_id": queue.queue_id, "incarnation": queue.incarnation}
         return next((n for n, value in numbers.items() if not self.meets(n, value, value)), "")
 
     @property

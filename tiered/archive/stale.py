@@ -3,7 +3,7 @@
 Rows that were archived before a column was fixed are null in it, though their bodies may have it: what is summed up then is
 too little. The log tells which they are, since it has counted the members that were left out.
 
-To make them again (``plan_again``, ``decode_again``) is to archive the same stretches of the tier once more, with all
+To make them again (``plan_again``, ``decode_again``) is to archive the same offset ranges of the tier once more, with all
 columns, and to have the new ones take the place of the old by one action of the log for all that share files. What the
 tier has not any more, or was compacted of since, stays as it is and is named.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, ArchiveLane
-    from tiered.archive.task import Workshop
+    from tiered.archive.model import Archived, ArchiveQueue
+    from tiered.archive.task import JobContext
     from tiered.journal.append import JournalWriter
     from tiered.log.reader import TierReader
     from tiered.upkeep.engine import Engine
@@ -64,20 +64,20 @@ def stale_rows(state: ArchiveState, topics: Collection[str] | None = None) -> li
         topics: Only of these; None: of all.
     """
     found: dict[str, tuple[dict[str, None], int]] = {}
-    for lane, one, columns in _stale(state, lambda topic: topics is None or topic in topics):
-        known, rows = found.get(lane.topic, ({}, 0))
-        found[lane.topic] = {**known, **dict.fromkeys(columns)}, rows + one.rows
+    for queue, one, columns in _stale(state, lambda topic: topics is None or topic in topics):
+        known, rows = found.get(queue.topic, ({}, 0))
+        found[queue.topic] = {**known, **dict.fromkeys(columns)}, rows + one.rows
     return [Stale(topic, tuple(columns), rows) for topic, (columns, rows) in sorted(found.items())]
 
 
 def _stale(
     state: ArchiveState, takes: Callable[[str], bool]
-) -> Iterator[tuple[ArchiveLane, Archived, list[str]]]:
+) -> Iterator[tuple[ArchiveQueue, Archived, list[str]]]:
     known = {topic: _lacking(state, topic) for topic in state.bodies if takes(topic)}
-    for lane, one in state.lanes.each(lambda lane: lane.topic in known):
-        lacking = known[lane.topic]
+    for queue, one in state.queues.each(lambda queue: queue.topic in known):
+        lacking = known[queue.topic]
         if one.rows and lacking[one.columns] and (columns := _unread(one, lacking)):
-            yield lane, one, columns
+            yield queue, one, columns
 
 
 def _lacking(state: ArchiveState, topic: str) -> list[list[str]]:
@@ -89,7 +89,7 @@ def _lacking(state: ArchiveState, topic: str) -> list[list[str]]:
 
 
 def _unread(one: Archived, lacking: list[list[str]]) -> list[str]:
-    """Columns that a stretch lacks and that its bodies may have a value for."""
+    """Columns that a range lacks and that its bodies may have a value for."""
     columns, left = lacking[one.columns], dict(one.left_out)
     # Members are counted since there are columns; of bytes nothing was read.
     if not one.columns or OTHERS in left:
@@ -102,9 +102,9 @@ def _unread(one: Archived, lacking: list[list[str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Stretches that share files, to be archived once more."""
+    """OffsetRanges that share files, to be archived once more."""
 
-    old: tuple[tuple[ArchiveLane, Archived], ...]  # each as the log has it, in order
+    old: tuple[tuple[ArchiveQueue, Archived], ...]  # each as the log has it, in order
     work: Work  # what to do
 
 
@@ -113,14 +113,14 @@ class Remade:
     """What was made again."""
 
     rows: int = 0  # in new files
-    stretches: int = 0  # of the log
+    offset_ranges: int = 0  # of the log
     entries: int = 0  # written to it
     left: list[tuple[str, str]] = field(default_factory=list)
     """Topic, and why some of it stays as it is."""
 
 
 def plan_again(
-    at: Workshop, state: ArchiveState, reader: TierReader
+    at: JobContext, state: ArchiveState, reader: TierReader
 ) -> tuple[list[Again], list[tuple[str, str]]]:
     """What of a broker is stale and can be made again; and topics of which some cannot, with the reason."""
     planned, left = [], []
@@ -137,38 +137,38 @@ def plan_again(
     return planned, list(dict.fromkeys(left))
 
 
-_Side = tuple["ArchiveLane", "Archived"]
+_Side = tuple["ArchiveQueue", "Archived"]
 
 
-def _of(at: Workshop, state: ArchiveState) -> list[_Side]:
+def _of(at: JobContext, state: ArchiveState) -> list[_Side]:
     place = at.place
     every = _stale(state, at.takes)
     return [
-        (lane, one)
-        for lane, one, _ in every
-        if (lane.cluster, lane.broker) == (place.cluster, place.broker)
+        (queue, one)
+        for queue, one, _ in every
+        if (queue.cluster, queue.broker) == (place.cluster, place.broker)
     ]
 
 
 def _groups(state: ArchiveState, stale: Iterable[_Side]) -> list[list[_Side]]:
-    """Stretches by the files that they share, those that are not stale and share one, too."""
+    """OffsetRanges by the files that they share, those that are not stale and share one, too."""
     stale = list(stale)
-    topics = {lane.topic for lane, _ in stale}
+    topics = {queue.topic for queue, _ in stale}
     by_file: dict[str, list[_Side]] = {}
-    for lane, one in state.lanes.each(lambda lane: lane.topic in topics):
+    for queue, one in state.queues.each(lambda queue: queue.topic in topics):
         for file in one.files:
-            by_file.setdefault(file.key, []).append((lane, one))
-    seen: set[tuple[ArchiveLane, int]] = set()
+            by_file.setdefault(file.key, []).append((queue, one))
+    seen: set[tuple[ArchiveQueue, int]] = set()
     found = []
     for side in stale:
-        group: dict[tuple[ArchiveLane, int], _Side] = {}
+        group: dict[tuple[ArchiveQueue, int], _Side] = {}
         waiting = [side]
         while waiting:
-            lane, one = waiting.pop()
-            if (lane, one.start) in seen:
+            queue, one = waiting.pop()
+            if (queue, one.start) in seen:
                 continue
-            seen.add((lane, one.start))
-            group[lane, one.start] = lane, one
+            seen.add((queue, one.start))
+            group[queue, one.start] = queue, one
             waiting += [other for file in one.files for other in by_file[file.key]]
         if group:
             found.append([group[mark] for mark in sorted(group)])
@@ -181,20 +181,20 @@ def _tasks(state: ArchiveState, reader: TierReader, group: list[_Side]) -> list[
     layout = BodyLayout(bodies[-1], len(bodies), has_records)
     return [
         Task(
-            lane,
+            queue,
             one.start,
             one.end,
-            tier_parts(reader, lane, one.start, one.end),
-            len(state.tails.get(lane, ())),
+            tier_parts(reader, queue, one.start, one.end),
+            len(state.tails.get(queue, ())),
             layout,
             epoch=state.fence.epoch,
         )
-        for lane, one in group
+        for queue, one in group
     ]
 
 
 def decode_again(
-    at: Workshop, log: JournalWriter[ArchiveState], engine: Engine, reader: TierReader
+    at: JobContext, log: JournalWriter[ArchiveState], engine: Engine, reader: TierReader
 ) -> Remade:
     """Make all again that is stale and can be made."""
     planned, left = plan_again(at, log.state, reader)
@@ -215,7 +215,7 @@ def decode_again(
 
 
 def _is_same(again: Again, made: tuple[Archived, ...]) -> bool:
-    """Whether new stretches are the old ones but for columns of bodies: a broker of the same name may have others."""
+    """Whether new offset ranges are the old ones but for columns of bodies: a broker of the same name may have others."""
     return all(old.proves(new) for (_, old), new in zip(again.old, made, strict=True))
 
 
@@ -223,18 +223,20 @@ def _commit(
     log: JournalWriter[ArchiveState], again: Again, made: tuple[Archived, ...], done: Remade
 ) -> None:
     def holds(state: ArchiveState) -> bool:
-        return all(state.overlapping(lane, old.start, old.end) == [old] for lane, old in again.old)
+        return all(
+            state.overlapping(queue, old.start, old.end) == [old] for queue, old in again.old
+        )
 
     triples = [
-        (lane, task.tails, new)
-        for (lane, _), task, new in zip(again.old, again.work.tasks, made, strict=True)
+        (queue, task.tails, new)
+        for (queue, _), task, new in zip(again.old, again.work.tasks, made, strict=True)
     ]
     action = archive_action(triples, again.work.tasks[0].epoch, again=True)
     if not append_if(log, [action], holds):
         done.left.append((again.old[0][0].topic, "the archive changed meanwhile: do it again"))
         return
     done.entries += 1
-    done.stretches += len(made)
+    done.offset_ranges += len(made)
     done.rows += sum(one.rows for one in made)
 
 

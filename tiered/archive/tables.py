@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import ArchiveLane, ParquetFile
+    from tiered.archive.model import ArchiveQueue, ParquetFile
     from tiered.archive.selection import Selection
 
 
@@ -51,8 +51,8 @@ def files_by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
     A file that several queues share comes once, with the numbers of all its rows.
     """
     found: dict[str, list[ParquetFile]] = {}
-    for lane, one in state.lanes.each():
-        found.setdefault(lane.topic, []).extend(one.files)
+    for queue, one in state.queues.each():
+        found.setdefault(queue.topic, []).extend(one.files)
     return {topic: whole_files(files) for topic, files in found.items()}
 
 
@@ -60,7 +60,7 @@ def files_by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
 #
 # Which files and row groups of an archive have to be read for a selection, and which are left out by what.
 #
-# Files are chosen by what the log says of each (lane, queue offsets, store times), row groups by the statistics
+# Files are chosen by what the log says of each (queue, queue offsets, store times), row groups by the statistics
 # in the file's footer and by the bloom filters of keys. What is chosen may hold nothing that is wanted; what is
 # left out holds nothing. Planning is pure; ``explain`` reads.
 
@@ -68,10 +68,10 @@ _KEYS = ("keys.list.element", "uniq_key")
 _BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
 
 
-class TablePiece(NamedTuple):
-    """Rows of a file that count: one lane's, between two offsets."""
+class TableRows(NamedTuple):
+    """Rows of a file that count: one queue's, between two offsets."""
 
-    lane: ArchiveLane
+    queue: ArchiveQueue
     low: int  # first queue offset
     high: int  # one past the last
     rows: int  # how many
@@ -83,13 +83,13 @@ class Chosen:
 
     key: str  # relative to the archive
     size_bytes: int  # of the object
-    pieces: list[TablePiece]
+    row_ranges: list[TableRows]
     """What of it may be wanted. A file may hold more that counts, or that does not count any more."""
 
     @property
     def rows(self) -> int:
-        """Of the pieces."""
-        return sum(piece.rows for piece in self.pieces)
+        """Of the row ranges."""
+        return sum(row_range.rows for row_range in self.row_ranges)
 
 
 @dataclass(slots=True)
@@ -127,12 +127,12 @@ class Pruning:
 
 
 def plan_files(state: ArchiveState, wanted: Selection) -> Pruning:
-    """The files that may hold what is wanted, in order of lane and offset.
+    """The files that may hold what is wanted, in order of queue and offset.
 
     Raises:
         InvalidError: A topic is asked for that the archive has not.
     """
-    known = {shown(lane.topic) for lane in state.lanes}
+    known = {shown(queue.topic) for queue in state.queues}
     do = f"topics are {', '.join(sorted(known)[:8])}" if known else "it has none at all"
     wanted.require_topics(known, "archive", do)
     return choose_files(state, wanted)
@@ -142,9 +142,9 @@ def choose_files(state: ArchiveState, wanted: Selection) -> Pruning:
     """The same, where an archive need not have the topics. One pass over rows, since logs name a million files."""
     found, chosen, reasons = Pruning(), dict[str, Chosen](), dict[str, str]()
     is_cut = not wanted.bounds.keys().isdisjoint(_OF_FILES)
-    for lane in state.lanes:
-        refused = wanted.refuses(lane)
-        for row in state.lanes.files(lane):
+    for queue in state.queues:
+        refused = wanted.refuses(queue)
+        for row in state.queues.files(queue):
             key, low, high, rows, size, _, first_ms, last_ms, _, _ = row
             found.rows_all += rows
             if refused:
@@ -156,11 +156,11 @@ def choose_files(state: ArchiveState, wanted: Selection) -> Pruning:
                 reasons.setdefault(key, reason)
                 continue
             found.rows += rows
-            piece = TablePiece(lane, low, high, rows)
+            row_range = TableRows(queue, low, high, rows)
             if (one := chosen.get(key)) is None:
-                chosen[key] = Chosen(key, size, [piece])
+                chosen[key] = Chosen(key, size, [row_range])
             else:
-                one.pieces.append(piece)
+                one.row_ranges.append(row_range)
     found.files = list(chosen.values())
     found.keys_left = reasons.keys() - chosen.keys()
     found.files_left.update(reasons[key] for key in found.keys_left)

@@ -1,6 +1,6 @@
 """The task: sealed segments become Parquet objects. The same function runs in this process and in Spark's workers.
 
-Overview: the segments of a work are read one after another, in order of lane and offset, into a file for each day of store
+Overview: the segments of a work are read one after another, in order of queue and offset, into a file for each day of store
 time; small ones share files so. An object of the tier in which several of them lie is fetched once.
 
 Ordering: everything is read and the objects are written; then it returns what they are. Nothing of it is part of the archive
@@ -46,7 +46,7 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InternalError
 from tiered.log.parts import Gap
 from tiered.log.reader import READ_BYTES, QueueReader
-from tiered.upkeep.engine import Workbench
+from tiered.upkeep.engine import WorkContext
 from tiered.upkeep.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from backends.base import ByteRange, ObjectStore
     from tiered.api.broker_place import Place
     from tiered.archive.bodies import BodyLayout
-    from tiered.archive.model import ArchiveLane
+    from tiered.archive.model import ArchiveQueue
     from tiered.archive.plan import Task, Work
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class JobContext:
     """What an archive job works with."""
 
     tier: ObjectStore  # the tier's store, with retries
@@ -80,9 +80,9 @@ class Workshop:
     """A store that has refused an entry of the log for so long is given up."""
 
     @property
-    def bench(self) -> Workbench:
-        """What each piece of work is done with."""
-        return Workbench(self.tier, self.place.prefix, self.archive)
+    def context(self) -> WorkContext:
+        """What each row range of work is done with."""
+        return WorkContext(self.tier, self.place.prefix, self.archive)
 
 
 FILE_BYTES = 256 << 20
@@ -93,7 +93,7 @@ REQUEST_BYTES = 1 << 20
 """What can be read in the time that another request takes, about."""
 
 
-def do_work(bench: Workbench, work: Work) -> tuple[Archived, ...]:
+def do_work(context: WorkContext, work: Work) -> tuple[Archived, ...]:
     """Make the Parquet objects of some segments.
 
     Args:
@@ -107,29 +107,29 @@ def do_work(bench: Workbench, work: Work) -> tuple[Archived, ...]:
         InternalError: A file did not reconcile; none of it was published.
         ObjectNotFoundError: A part has been merged or has expired meanwhile: plan again.
     """
-    source = _Bundles(bench.tier, bench.prefix, work)
-    making = _Making(bench.archive, bench.prefix, work)
+    source = _Bundles(context.tier, context.prefix, work)
+    making = _Making(context.archive, context.prefix, work)
     made = []
     for task in work.tasks:
         counted = _Counted(task)
-        columns = Columns(task.lane, task.layout)
-        for batch in _batches(source, bench.prefix, task):
+        columns = Columns(task.queue, task.layout)
+        for batch in _batches(source, context.prefix, task):
             counted.source_bytes += len(memoryview(batch.records.data).cast("B"))
             rows, aside = columns.make(batch, counted.bodies)
             counted.aside += aside
             making.add(task, rows)
         made.append(counted)
     files = making.finish()
-    return tuple(_archived(bench.archive, source, one, files) for one in made)
+    return tuple(_archived(context.archive, source, one, files) for one in made)
 
 
 def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
     """All records of a task, checked."""
-    reader = QueueReader.of_incarnation(tier, prefix, task.lane.queue, task.incarnation)
+    reader = QueueReader.of_incarnation(tier, prefix, task.queue.message_queue, task.incarnation)
     at = task.incarnation.min_offset
     for found in reader.batches(at, bytes_max=READ_BYTES):
         if isinstance(found, Gap) or found.base_offset != at:
-            raise InternalError(f"{task.lane} is not continuous at {at}")
+            raise InternalError(f"{task.queue} is not continuous at {at}")
         yield found
         at = found.end_offset
 
@@ -205,19 +205,19 @@ class _Making:
     def __init__(self, archive: ObjectStore, prefix: str, work: Work) -> None:
         self._archive = archive
         self._metadata = {"tiered.source": prefix, **body_metadata(work.tasks[0].layout)}
-        self._origins = {(task.lane, task.start): task.origin for task in work.tasks}
+        self._origins = {(task.queue, task.start): task.origin for task in work.tasks}
         self._writers: dict[int, FileWriter] = {}
-        self._files: dict[tuple[ArchiveLane, int], list[ParquetFile]] = defaultdict(list)
+        self._files: dict[tuple[ArchiveQueue, int], list[ParquetFile]] = defaultdict(list)
 
     def add(self, task: Task, made: list[pa.RecordBatch]) -> None:
         for rows in made:
             for day, some in by_day(rows):
-                self._writers.setdefault(day, FileWriter()).add(some, task.lane, task.start)
+                self._writers.setdefault(day, FileWriter()).add(some, task.queue, task.start)
                 if sum(writer.size_bytes for writer in self._writers.values()) >= FILE_BYTES:
                     self._end(max(self._writers, key=lambda one: self._writers[one].size_bytes))
 
-    def finish(self) -> dict[tuple[ArchiveLane, int], list[ParquetFile]]:
-        """The files of each task, by lane and start."""
+    def finish(self) -> dict[tuple[ArchiveQueue, int], list[ParquetFile]]:
+        """The files of each task, by queue and start."""
         for day in list(self._writers):
             self._end(day)
         return self._files
@@ -226,14 +226,14 @@ class _Making:
         reached("archive-writing")
         written = self._writers.pop(day).finish(self._metadata)
         origins = [
-            (lane, proof.low, proof.high, self._origins[lane, start])
-            for lane, start, proof in written.pieces
+            (queue, proof.low, proof.high, self._origins[queue, start])
+            for queue, start, proof in written.row_ranges
         ]
         key = file_key(day, origins)
         size, crc = publish_file(self._archive, key, written)
-        for lane, start, proof in written.pieces:
+        for queue, start, proof in written.row_ranges:
             numbers = proof.low, proof.high, proof.rows, size, crc
-            self._files[lane, start].append(ParquetFile(key, *numbers, *proof[3:]))
+            self._files[queue, start].append(ParquetFile(key, *numbers, *proof[3:]))
         reached("archive-written")
 
 
@@ -247,12 +247,12 @@ def _archived(
     archive: ObjectStore,
     source: _Bundles,
     counted: _Counted,
-    files: dict[tuple[ArchiveLane, int], list[ParquetFile]],
+    files: dict[tuple[ArchiveQueue, int], list[ParquetFile]],
 ) -> Archived:
     task, aside = counted.task, counted.aside
     holes = sum(one.record is None for one in aside)
     misfits = sum(one.has_row for one in aside)
-    mine = files.get((task.lane, task.start), [])
+    mine = files.get((task.queue, task.start), [])
     archived = Archived(
         task.start,
         task.end,
@@ -270,7 +270,7 @@ def _archived(
     )
     if not archived.is_whole:
         raise InternalError(
-            f"{task.lane} [{task.start}, {task.end}) does not reconcile: {archived.rows} rows,"
+            f"{task.queue} [{task.start}, {task.end}) does not reconcile: {archived.rows} rows,"
             f" {archived.holes} holes, {archived.bad} bad records; it is not published"
         )
     return archived
@@ -280,8 +280,8 @@ def _side(archive: ObjectStore, task: Task, found: list[Aside]) -> SideFile | No
     if not found:
         return None
     aside = sorted(found, key=lambda one: one.queue_offset)
-    data = write_small(side_table(task.lane, aside))
-    key = side_key(task.lane, task.start, task.end, task.origin)
+    data = write_small(side_table(task.queue, aside))
+    key = side_key(task.queue, task.start, task.end, task.origin)
     try:
         archive.put_if_absent(key, data)
     except AlreadyExistsError:
@@ -320,7 +320,7 @@ def publish_file(archive: ObjectStore, key: str, written: Written) -> tuple[int,
 
 def _has_same_rows(present: bytes, ours: bytes) -> bool:
     """Whether two files hold the same messages, whatever their bytes."""
-    names = {"tiered.schema", "tiered.source", "tiered.pieces"}
+    names = {"tiered.schema", "tiered.source", "tiered.row_ranges"}
     said, wanted = read_metadata(present), read_metadata(ours)
     if any(said.get(name) != wanted.get(name) for name in names):
         return False

@@ -117,7 +117,7 @@ def _plain(
 
 
 def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteRange]]:
-    """The sections of the queues' present incarnations, neighbours together, in pieces."""
+    """The sections of the queues' present incarnations, neighbours together, in chunks."""
     sections = {
         (part.bundle.key, part.section.start, part.section.start + part.section.size_bytes)
         for part in _parts(tier, queues)

@@ -3,7 +3,7 @@
 ==================== =====================================================================================
 figure               beside
 ==================== =====================================================================================
-append               a plain ``write`` of the same bytes in the same pieces, in rounds that take turns; left to
+append               a plain ``write`` of the same bytes in the same chunks, in rounds that take turns; left to
                      the system, and with both brought to the disk at the end. In batches of 32 and
                      of 256, and one message at a time
 sync                 one ``fdatasync`` a record, by one thread

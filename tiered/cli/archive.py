@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tiered.archive.body_formats import BodyWishes
-    from tiered.archive.job import Result, Watch
+    from tiered.archive.job import JobProgress, Result
     from tiered.archive.lookup import Built
     from tiered.archive.merging import Merged
-    from tiered.archive.model import ArchiveLane
+    from tiered.archive.model import ArchiveQueue
     from tiered.archive.plan import Limits, Open, Plan, Task
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
     from tiered.cli.call import Call
-    from tiered.upkeep.engine import Engine, T, V, Workbench
+    from tiered.upkeep.engine import Engine, T, V, WorkContext
 
 _COLUMNS = [
     "segments",
@@ -63,7 +63,7 @@ _COLUMNS = [
     "entries",
 ]
 _TASK = ["topic", "queue_id", "incarnation", "start", "end", "size_bytes"]
-_FOUND = ["lane", "key", "what"]
+_FOUND = ["queue", "key", "what"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,16 +189,16 @@ def run(call: Call, options: ArchiveOptions) -> int:
         tiered archive file:///tmp/tier --to file:///tmp/parquet --verify
     """
     from tiered.api.arrow import load_pyarrow
-    from tiered.archive.job import Watch
+    from tiered.archive.job import JobProgress
 
     # Arrow's allocator gives memory back within milliseconds, and the next file would pay for it anew: a tenth of all work.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     load_pyarrow()
     _require_dry(call, options)
     _require_effect(call, options)
-    at = open_workshop(call, options)
+    at = open_context(call, options)
     _require_topics(call, options, at)
-    watch = Watch(call.clock)
+    watch = JobProgress(call.clock)
     engine = _engine(call, options, at, watch)
     if options.repair:
         return run_repair(call, options, at, engine)
@@ -263,14 +263,14 @@ _DO_ONE: Final[Mapping[tuple[str, ...], str]] = {
 }
 
 
-def _require_topics(call: Call, options: ArchiveOptions, at: Workshop) -> None:
+def _require_topics(call: Call, options: ArchiveOptions, at: JobContext) -> None:
     """See that --topics and --exclude name what the tier or the archive has."""
     if not options.topics and not options.exclude:
         return
     from tiered.archive.audit import read_log
     from tiered.archive.job import read_tier
 
-    topics = {lane.topic for lane in read_log(at).lanes}
+    topics = {archived_queue.topic for archived_queue in read_log(at).queues}
     topics |= {queue.topic for queue in read_tier(at).state.queues}
     call.require_topics("topics", options.topics, topics, options.url)
     call.require_topics("exclude", options.exclude, topics, options.url)
@@ -287,21 +287,21 @@ def _require_dry(call: Call, options: ArchiveOptions) -> None:
             )
 
 
-def open_workshop(call: Call, options: ArchiveOptions) -> Workshop:
+def open_context(call: Call, options: ArchiveOptions) -> JobContext:
     """Tier and archive as the options name them.
 
     Raises:
         InvalidError: There is no such tier, or several.
     """
     from tiered.api.broker_place import choose_place
-    from tiered.archive.job import Workshop
+    from tiered.archive.job import JobContext
 
     rng, give_up_s = random.SystemRandom(), options.give_up_s
     tier = call.objects(options.url, give_up_s=give_up_s)
     place = choose_place(tier, call.common.cluster, call.common.broker)
     bare, archive = call.both(options.to, give_up_s=give_up_s)
     takes, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
-    return Workshop(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
+    return JobContext(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
 
 
 def _limits(call: Call, options: ArchiveOptions) -> Limits:
@@ -311,7 +311,7 @@ def _limits(call: Call, options: ArchiveOptions) -> Limits:
     return Limits(*bounds, options.max_bytes, options.max_runtime_ms)
 
 
-def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+def _plan(call: Call, options: ArchiveOptions, at: JobContext) -> int:
     from tiered.archive.audit import read_log
     from tiered.archive.job import plan_of, read_tier, require_possible
     from tiered.archive.plan import limited
@@ -330,7 +330,7 @@ def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
 
 
 def _archive(
-    call: Call, options: ArchiveOptions, at: Workshop, engine: Engine, watch: Watch
+    call: Call, options: ArchiveOptions, at: JobContext, engine: Engine, watch: JobProgress
 ) -> int:
     from tiered.archive.job import first_error, run_job, write_metrics
 
@@ -399,12 +399,12 @@ def _seal(call: Call, options: ArchiveOptions) -> int:
     return count
 
 
-def _engine(call: Call, options: ArchiveOptions, at: Workshop, watch: Watch) -> Engine:
+def _engine(call: Call, options: ArchiveOptions, at: JobContext, watch: JobProgress) -> Engine:
     """What does the work. Of Spark the session begins with the first of it, and ends with the command."""
     from tiered.upkeep.engine import local_engine
 
     if options.engine == "local":
-        return local_engine(at.bench, options.jobs or os.cpu_count() or 1)
+        return local_engine(at.context, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
     from tiered.spark.driver import SparkOrder, open_session, spark_engine
 
@@ -419,7 +419,7 @@ def _engine(call: Call, options: ArchiveOptions, at: Workshop, watch: Watch) -> 
 
     @contextlib.contextmanager
     def run(
-        do: Callable[[Workbench, T], V], works: Iterable[T]
+        do: Callable[[WorkContext, T], V], works: Iterable[T]
     ) -> Iterator[Iterator[tuple[T, V | Exception]]]:
         ahead = iter(works)
         for first in ahead:
@@ -431,7 +431,7 @@ def _engine(call: Call, options: ArchiveOptions, at: Workshop, watch: Watch) -> 
     return run
 
 
-def _verify(call: Call, at: Workshop, engine: Engine) -> int:
+def _verify(call: Call, at: JobContext, engine: Engine) -> int:
     from tiered.archive.audit import read_log, verify_archive
     from tiered.archive.clean import LISTED, unnamed_files
 
@@ -463,7 +463,7 @@ def _verify(call: Call, at: Workshop, engine: Engine) -> int:
         )
     call.say(
         f"tiered: {counted(report.rows, 'message')} in {counted(report.files, 'file')},"
-        f" {counted(report.compared, 'stretch', 'stretches')} held against the tier, {counted(len(rows), 'finding')}"
+        f" {counted(report.compared, 'range', 'ranges')} held against the tier, {counted(len(rows), 'finding')}"
     )
     return NEEDS_A_PERSON if rows else DONE
 
@@ -503,7 +503,7 @@ def say_bodies(call: Call, result: Result) -> None:
     if result.remade:
         made = result.remade
         call.say(
-            f"tiered: {counted(made.rows, 'row')} of {counted(made.stretches, 'stretch', 'stretches')} made again,"
+            f"tiered: {counted(made.rows, 'row')} of {counted(made.offset_ranges, 'range', 'ranges')} made again,"
             " with all columns"
         )
         for topic, why in made.left:
@@ -539,7 +539,7 @@ _NEW = ["key", "old_files", "rows", "old_bytes"]
 
 
 def publish_tables(
-    call: Call, options: ArchiveOptions, at: Workshop, engine: Engine
+    call: Call, options: ArchiveOptions, at: JobContext, engine: Engine
 ) -> tuple[dict[str, Any], TieredStoreError | None]:
     """Publish the archive if that is asked for; what became of it, for output, and why it ended early."""
     if options.publish is None:
@@ -560,15 +560,15 @@ def publish_tables(
     return {"published": tables}, None
 
 
-def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
+def run_merge(call: Call, options: ArchiveOptions, at: JobContext, engine: Engine) -> int:
     """Make large files of small ones."""
     from tiered.archive.job import log_writer
     from tiered.archive.merging import merge_each, plan_merge
     from tiered.upkeep.engine import first_failure
 
-    def takes(lane: ArchiveLane) -> bool:
-        is_ours = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
-        return is_ours and at.takes(lane.topic)
+    def takes(queue: ArchiveQueue) -> bool:
+        is_ours = (queue.cluster, queue.broker) == (at.place.cluster, at.place.broker)
+        return is_ours and at.takes(queue.topic)
 
     log = log_writer(at)
     plan = plan_merge(log.state, takes=takes, small_bytes=options.merge_below_bytes)
@@ -576,9 +576,9 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
         rows = [
             {
                 "key": one.key,
-                "old_files": len({piece.file.key for piece in one.pieces}),
-                "rows": sum(piece.file.rows for piece in one.pieces),
-                "old_bytes": sum({p.file.key: p.file.size_bytes for p in one.pieces}.values()),
+                "old_files": len({row_range.file.key for row_range in one.row_ranges}),
+                "rows": sum(row_range.file.rows for row_range in one.row_ranges),
+                "old_bytes": sum({p.file.key: p.file.size_bytes for p in one.row_ranges}.values()),
             }
             for one in plan
         ]
@@ -619,7 +619,7 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
     return DONE
 
 
-def run_clean(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
+def run_clean(call: Call, options: ArchiveOptions, at: JobContext, engine: Engine) -> int:
     """Delete what counts for nobody: plan, then apply."""
     from tiered.archive.clean import WHAT, apply_clean, plan_clean
     from tiered.archive.job import log_writer
@@ -645,7 +645,7 @@ def run_clean(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
 
 
 def _expire_snapshots(
-    call: Call, options: ArchiveOptions, at: Workshop, engine: Engine, grace_ms: int
+    call: Call, options: ArchiveOptions, at: JobContext, engine: Engine, grace_ms: int
 ) -> dict[str, Any]:
     """Bring tables up to date, and take snapshots away that name what is to be deleted; nothing without ``--publish``."""
     published, refused = publish_tables(call, options, at, engine)
@@ -696,7 +696,7 @@ def _lines(document: Document) -> Iterator[str]:
 _REPAIRS = ["key", "what", "rows", "size_bytes"]
 
 
-def run_repair(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
+def run_repair(call: Call, options: ArchiveOptions, at: JobContext, engine: Engine) -> int:
     """Make harmed files again: plan, then apply."""
     from tiered.archive.audit import REPAIR, apply_repair, plan_repair
     from tiered.archive.job import log_writer
@@ -743,7 +743,7 @@ def _repair_lines(document: Document) -> Iterator[str]:
         yield "nothing is changed; --apply - does it"
 
 
-def run_key_index(call: Call, at: Workshop, engine: Engine) -> int:
+def run_key_index(call: Call, at: JobContext, engine: Engine) -> int:
     """Cover the files that no object of the index covers yet."""
     from tiered.archive.lookup import build
     from tiered.archive.tables import read_archive
@@ -768,7 +768,7 @@ def run_key_index(call: Call, at: Workshop, engine: Engine) -> int:
     return DONE
 
 
-def progressed(watch: Watch) -> Progressed:
+def progressed(watch: JobProgress) -> Progressed:
     """How far a job is."""
     if not watch.segments_all:
         return Progressed("reading the logs")
@@ -798,10 +798,10 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
             " nothing is attached"
         )
     if plan.strange:
-        lane, start = plan.strange[0]
+        queue, start = plan.strange[0]
         call.say(
             f"tiered: {counted(len(plan.strange), 'segment counts', 'segments count')} as archived, but"
-            f" the archive has messages of other times there, the first of {lane} at {start}: it has another"
+            f" the archive has messages of other times there, the first of {queue} at {start}: it has another"
             " broker's of the same name, so this one needs"
             " an archive of its own"
         )
@@ -812,10 +812,10 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
             " `tiered archive --repair` makes them again from the tier"
         )
     if result.damaged_messages:
-        places = [f"{one.lane} [{one.start}, {one.end})" for one in result.damaged]
+        places = [f"{one.queue} [{one.start}, {one.end})" for one in result.damaged]
         call.say(
             f"tiered: {counted(result.damaged_messages, 'message')} in"
-            f" {counted(len(result.damaged), 'stretch', 'stretches')} not archived, since the tier is damaged there"
+            f" {counted(len(result.damaged), 'range', 'ranges')} not archived, since the tier is damaged there"
             f" ({few(places, _SHOWN)}); the rest is archived, and once `tiered verify URL --deep --repair` has"
             " mended the tier, the same command archives these"
         )
@@ -828,7 +828,7 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
         call.say(f"tiered: {counted(later, 'segment is', 'segments are')} left to the next run")
 
 
-def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, Any]:
+def result_document(at: JobContext, result: Result, *, sealed: int) -> dict[str, Any]:
     """What a run did."""
     return {
         **_head(at, result.plan),
@@ -846,7 +846,7 @@ def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, A
         "harmed": [{"key": key, "what": what} for key, what in result.harmed.items()],
         "damaged_messages": result.damaged_messages,
         "failed": [
-            {"lane": str(task.lane), "start": task.start, "end": task.end, "why": str(error)}
+            {"queue": str(task.queue), "start": task.start, "end": task.end, "why": str(error)}
             for task, error in result.failed
         ],
     }
@@ -859,7 +859,7 @@ def _member_rows(counts: Counter[tuple[str, str]], what: str) -> list[dict[str, 
     ]
 
 
-def plan_document(at: Workshop, plan: Plan) -> dict[str, Any]:
+def plan_document(at: JobContext, plan: Plan) -> dict[str, Any]:
     """What a run would do."""
     return {
         **_head(at, plan),
@@ -871,11 +871,11 @@ def plan_document(at: Workshop, plan: Plan) -> dict[str, Any]:
 
 def _row(one: Task | Open) -> dict[str, Any]:
     """What is to be archived of a queue, or is not sealed yet."""
-    lane = picked(one.lane, "topic", "queue_id", "incarnation")
-    return lane | picked(one, "start", "end", "size_bytes")
+    queue = picked(one.queue, "topic", "queue_id", "incarnation")
+    return queue | picked(one, "start", "end", "size_bytes")
 
 
-def _head(at: Workshop, plan: Plan) -> dict[str, Any]:
+def _head(at: JobContext, plan: Plan) -> dict[str, Any]:
     return {
         "format": 1,
         "archive": at.archive.url,

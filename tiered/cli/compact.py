@@ -288,7 +288,7 @@ def _archived(archive: ObjectStore, topics: frozenset[str]) -> set[str]:
     from tiered.archive.selection import shown
     from tiered.archive.tables import read_archive
 
-    there = {shown(lane.topic) for lane in read_archive(archive).lanes}
+    there = {shown(queue.topic) for queue in read_archive(archive).queues}
     return {topic for topic in topics if shown(topic) in there}
 
 

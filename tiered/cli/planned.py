@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tiered.api.broker_place import Place
-    from tiered.archive.task import Workshop
+    from tiered.archive.task import JobContext
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
-    from tiered.upkeep.expire import ArchiveProof, ExpirePlan, TruncatePlan
+    from tiered.upkeep.expire import ExpiryProof, ExpirePlan, TruncatePlan
     from tiered.upkeep.gc import GcPlan
     from tiered.upkeep.workplace import AnyPlan, PlanDocument, Workplace
 
@@ -99,7 +99,7 @@ def open_workplace(
 
 
 def get_plan(
-    options: PlanOptions, what: str, at: Workplace | Workshop, make: Callable[[], PlanDocument]
+    options: PlanOptions, what: str, at: Workplace | JobContext, make: Callable[[], PlanDocument]
 ) -> PlanDocument:
     """The plan of the file that is to be applied, or a new one; saved if that is asked for.
 
@@ -500,7 +500,7 @@ def run_expire(call: Call, options: ExpireOptions) -> int:
             do="give both: --archived --archive s3://bucket2/parquet",
         )
 
-    def plan(at: Workplace, proof: ArchiveProof | None) -> ExpirePlan:
+    def plan(at: Workplace, proof: ExpiryProof | None) -> ExpirePlan:
         globs = [rule.glob for rule in options.topic_ttl]
         if options.topics or globs:
             topics = topics_of(at)
@@ -531,13 +531,13 @@ def _expire_timers(call: Call, options: ExpireOptions) -> int:
     )
 
 
-def _proof(call: Call, at: Workplace, url: str) -> ArchiveProof:
+def _proof(call: Call, at: Workplace, url: str) -> ExpiryProof:
     """What an archive proves."""
-    from tiered.archive.evidence import Evidence
+    from tiered.archive.archive_proof import ArchiveProof
     from tiered.archive.tables import read_archive
 
     archive = call.objects(url)
-    return Evidence(at.store, at.place, archive, read_archive(archive), url)
+    return ArchiveProof(at.store, at.place, archive, read_archive(archive), url)
 
 
 @command("delete-topic", DeleteTopicOptions)
@@ -608,7 +608,7 @@ def _give_up(
     call: Call,
     options: GiveUpOptions,
     what: str,
-    make: Callable[[Workplace, ArchiveProof | None], ExpirePlan],
+    make: Callable[[Workplace, ExpiryProof | None], ExpirePlan],
     topic: str | None = None,
     *,
     archive: str | None = None,

@@ -341,7 +341,7 @@ def _rebuild_lines(document: dict[str, Any]) -> Iterator[str]:
         f" {counted(document['parts'], 'part')} of {counted(document['objects'], 'object')}"
     )
     named = {
-        "losses": ("stretch of messages lost", "stretches of messages lost"),
+        "losses": ("range of messages lost", "ranges of messages lost"),
         "gaps": ("gap", "gaps"),
         "refused": ("object refused", "objects refused"),
         "orphans": ("object not used", "objects not used"),

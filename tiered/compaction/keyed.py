@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
 
-_PIECE_RECORDS: Final = 8192
+_CHUNK_RECORDS: Final = 8192
 DIGEST_BYTES: Final = 16
 
 Indices = npt.NDArray[np.int64]
@@ -55,8 +55,8 @@ def keyed_records(batch: RecordBatch) -> Iterator[Rows]:
         InvalidError: One holds an inner batch: its messages cannot go one by one.
     """
     real = np.flatnonzero(batch.sizes > 0)
-    for begin in range(0, len(real), _PIECE_RECORDS):
-        where = real[begin : begin + _PIECE_RECORDS]
+    for begin in range(0, len(real), _CHUNK_RECORDS):
+        where = real[begin : begin + _CHUNK_RECORDS]
         block = parse_records(batch.data, batch.positions[where], batch.sizes[where])
         yield keyed_block(block, where + int(batch.base_offset), batch.queue)
 

@@ -94,7 +94,7 @@ class Uploader:
         Args:
             clock: Keys of bundles begin with the time.
             escapes_case: The store takes names for one that differ only in case (``tiered.keys``).
-            sequences: Numbers of its objects, each once; default: 0, 1, ... See ``tiered.keys.guest_sequences``.
+            sequences: Numbers of its objects, each once; default: 0, 1, ... See ``tiered.keys.maintenance_sequences``.
             budget: Keeps what is put for the merge that will gather it; None: nothing is kept.
         """
         self.budget = budget or MemoryBudget(0)  # keeps small bundles of level 0 for a while

@@ -152,8 +152,8 @@ _KEPT_BUNDLES_MIN = FAN_IN
 """As many as a merge gathers have to fit; larger ones, as rounds of a dispatcher that catches up make them, are not kept."""
 
 
-_PIECE_BYTES = 96
-"""What a piece of a bundle takes besides its bytes: of a section with one small message that is as much again."""
+_CHUNK_BYTES = 96
+"""What a chunk of a bundle takes besides its bytes: of a section with one small message that is as much again."""
 
 
 class MemoryBudget:
@@ -174,15 +174,15 @@ class MemoryBudget:
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
             self._make_room(self.bytes_max - self.used_bytes)
 
-    def keep(self, key: str, pieces: Sequence[Buffer], size_bytes: int) -> None:
+    def keep(self, key: str, chunks: Sequence[Buffer], size_bytes: int) -> None:
         """Keep a bundle that is durable, the oldest of the others giving way; if it is small, and there is room."""
         kept_max = self.bytes_max // _KEPT_SHARE
-        size_bytes += _PIECE_BYTES * len(pieces)
+        size_bytes += _CHUNK_BYTES * len(chunks)
         with self._lock:
             room = min(kept_max, self.bytes_max - self.used_bytes)
             if size_bytes <= min(room, kept_max // _KEPT_BUNDLES_MIN):
                 self._make_room(room - size_bytes)
-                self._kept[key] = pieces, size_bytes
+                self._kept[key] = chunks, size_bytes
                 self.kept_bytes += size_bytes
 
     def kept(self, key: str, start: int, end: int) -> bytes | None:
@@ -219,11 +219,11 @@ class MemoryBudget:
         return 4 * self.used_bytes >= 3 * self.bytes_max
 
 
-def _cut(pieces: Sequence[Buffer], start: int, end: int) -> Iterator[memoryview]:
-    """Those bytes of the pieces, one behind the other."""
+def _cut(chunks: Sequence[Buffer], start: int, end: int) -> Iterator[memoryview]:
+    """Those bytes of the chunks, one behind the other."""
     at = 0
-    for piece in pieces:
-        view = memoryview(piece).cast("B")
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
         if at < end and start < at + len(view):
             yield view[max(0, start - at) : end - at]
         at += len(view)

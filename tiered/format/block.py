@@ -317,7 +317,7 @@ def check_records(
 
 # -- where records begin ---------------------------------------------------------------------------
 #
-# Where records begin: the chain of sizes in a piece of the commit log.
+# Where records begin: the chain of sizes in a chunk of the commit log.
 
 
 class Stop(Enum):
@@ -613,7 +613,7 @@ def split_records(
     size_max: int,
     check_crc: bool = True,
 ) -> tuple[RecordBlock, Walk]:
-    """Walk, parse and check what lies in ``[start, end)`` of a piece of the local log.
+    """Walk, parse and check what lies in ``[start, end)`` of a chunk of the local log.
 
     Args:
         end: One past the last byte to look at.

@@ -303,12 +303,12 @@ def build_packed_section(
         block = view[at : at + PACKED_BLOCK_BYTES]
         frame = packer.compress(block)
         stored.append(frame if len(frame) * _WORTH <= len(block) * (_WORTH - 1) else block)
-    pieces: list[Buffer] = [*stored, *([dictionary] if dictionary else [])]
+    chunks: list[Buffer] = [*stored, *([dictionary] if dictionary else [])]
     sparse = sparse_items(items) if may_be_sparse else None
-    pieces += _cut(memoryview(items if sparse is None else sparse).cast("B"), BLOCK_BYTES)
-    sizes = [memoryview(piece).nbytes for piece in pieces]
-    table = np.empty(len(pieces), _PACKED_ENTRY)
-    table["size"], table["crc"] = sizes, [zlib_ng.crc32(piece) for piece in pieces]
+    chunks += _cut(memoryview(items if sparse is None else sparse).cast("B"), BLOCK_BYTES)
+    sizes = [memoryview(chunk).nbytes for chunk in chunks]
+    table = np.empty(len(chunks), _PACKED_ENTRY)
+    table["size"], table["crc"] = sizes, [zlib_ng.crc32(chunk) for chunk in chunks]
     stored_bytes = sum(sizes[: len(stored)])
     if (stored_bytes + len(dictionary)) * _WORTH > len(view) * (_WORTH - 1):
         return None
@@ -316,7 +316,7 @@ def build_packed_section(
     count = memoryview(items).nbytes // ITEM_BYTES
     gone = 0 if sparse is None else count - len(sparse) // SPARSE_ITEM_BYTES
     place = SectionPlace(0, len(view), stored_bytes, count, sum(sizes) + table.nbytes, crc, gone)
-    return Section([*pieces, table.tobytes()], place)
+    return Section([*chunks, table.tobytes()], place)
 
 
 def _packer(level: int, dictionary: bytes) -> zstandard.ZstdCompressor:
@@ -333,7 +333,7 @@ def _cut(view: memoryview, block_bytes: int) -> Iterator[memoryview]:
 
 
 def _sizes(*sizes: int) -> Iterator[int]:
-    """Sizes of the blocks that so many bytes are cut into, one stretch after another."""
+    """Sizes of the blocks that so many bytes are cut into, one range after another."""
     for size in sizes:
         for at in range(0, size, BLOCK_BYTES):
             yield min(BLOCK_BYTES, size - at)
@@ -362,10 +362,10 @@ def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
     for view in (memoryview(buffer).cast("B") for buffer in buffers):
         at = 0
         while at < len(view):
-            piece = view[at : at + BLOCK_BYTES - filled]
-            crc = zlib_ng.crc32(piece, crc)
-            filled += len(piece)
-            at += len(piece)
+            chunk = view[at : at + BLOCK_BYTES - filled]
+            crc = zlib_ng.crc32(chunk, crc)
+            filled += len(chunk)
+            at += len(chunk)
             if filled == BLOCK_BYTES:
                 crcs.append(crc)
                 crc = filled = 0

@@ -102,18 +102,18 @@ def _unpack(
     make: Callable[[], _Decompressor], data: bytes, bytes_max: int, *, next_frame: bytes | None
 ) -> bytes:
     """Unpack ``data``, and what follows it as long as that begins with ``next_frame``."""
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     for _ in range(FRAMES_MAX):
         decompressor = make()
-        pieces.append(decompressor.decompress(data, bytes_max + 1))
-        bytes_max -= len(pieces[-1])
+        chunks.append(decompressor.decompress(data, bytes_max + 1))
+        bytes_max -= len(chunks[-1])
         if bytes_max < 0:
             raise DataError("a compressed body unpacks to more than is allowed")
         if not decompressor.eof:
             raise DataError("a compressed body is cut short")
         data = decompressor.unused_data or b""
         if next_frame is None or not data.startswith(next_frame):
-            return b"".join(pieces)
+            return b"".join(chunks)
     raise DataError(f"a compressed body has more than {FRAMES_MAX} frames")
 
 
@@ -130,17 +130,17 @@ class _ZstdFrame:
         return self._frame.eof
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        """Feed small pieces until the frame ends or the output has grown over ``max_length``."""
-        pieces: list[bytes] = []
+        """Feed small chunks until the frame ends or the output has grown over ``max_length``."""
+        chunks: list[bytes] = []
         for start in range(0, len(data), _ZSTD_STEP_BYTES):
-            pieces.append(self._frame.decompress(data[start : start + _ZSTD_STEP_BYTES]))
-            max_length -= len(pieces[-1])
+            chunks.append(self._frame.decompress(data[start : start + _ZSTD_STEP_BYTES]))
+            max_length -= len(chunks[-1])
             if self._frame.eof:
                 self.unused_data = self._frame.unused_data + data[start + _ZSTD_STEP_BYTES :]
                 break
             if max_length <= 0:
                 break
-        return b"".join(pieces)
+        return b"".join(chunks)
 
 
 def compress_body(body: bytes, compression: int) -> tuple[bytes, int]:

@@ -159,10 +159,10 @@ def _checksums(buffers: Sequence[Buffer], block_bytes: int) -> tuple[int, int, l
         payload_crc = zlib_ng.crc32(view, payload_crc)
         start = 0
         while start < len(view):
-            piece = view[start : start + block_bytes - filled]
-            crc = zlib_ng.crc32(piece, crc)
-            filled += len(piece)
-            start += len(piece)
+            chunk = view[start : start + block_bytes - filled]
+            crc = zlib_ng.crc32(chunk, crc)
+            filled += len(chunk)
+            start += len(chunk)
             if filled == block_bytes:
                 crcs.append(crc)
                 crc = filled = 0

@@ -40,8 +40,8 @@ _ROWS_MIN: Final = 8
 """So many records of one length, in the mean, are gathered as rows; of fewer each is copied by itself."""
 _ALIKE_MIN: Final = 64
 """So many records of one length are asked whether they are alike."""
-_PIECE_BYTES: Final = 1 << 15
-_PIECE_ROWS: Final = 512
+_CHUNK_BYTES: Final = 1 << 15
+_CHUNK_ROWS: Final = 512
 _DIGITS_MAX: Final = 16
 
 
@@ -89,9 +89,9 @@ class PropertyColumns:
 
     def _copy_each(self, buffer: Buffer, starts: Longs, sizes: Longs) -> None:
         view, edge = memoryview(buffer).cast("B"), bytes([_PAIR_END]) * _EDGE
-        pieces = map(view.__getitem__, map(slice, starts.tolist(), (starts + sizes).tolist()))
+        chunks = map(view.__getitem__, map(slice, starts.tolist(), (starts + sizes).tolist()))
         # uint8: all properties one behind another, a 0x02 before and behind each.
-        self.text: Text = np.frombuffer(edge + b"\x02".join(pieces) + edge, np.uint8)
+        self.text: Text = np.frombuffer(edge + b"\x02".join(chunks) + edge, np.uint8)
         self._order, self._sizes = np.arange(len(sizes)), sizes
         ends = (sizes + 1).cumsum() + _EDGE
         self._firsts = ends - sizes - 1  # where each record begins in the text, in ``_order``
@@ -109,9 +109,9 @@ class PropertyColumns:
             if not (size := int(sizes[first])):
                 continue
             rows = np.ndarray(end - first, f"V{size}", self.text.data, low, (size + 1,))
-            for at in range(0, end - first, _PIECE_ROWS):  # a large copy costs more by its memory
-                some = starts[first + at : min(first + at + _PIECE_ROWS, end)]
-                rows[at : at + _PIECE_ROWS] = bytes_at(buffer, f"V{size}")[some]
+            for at in range(0, end - first, _CHUNK_ROWS):  # a large copy costs more by its memory
+                some = starts[first + at : min(first + at + _CHUNK_ROWS, end)]
+                rows[at : at + _CHUNK_ROWS] = bytes_at(buffer, f"V{size}")[some]
             if end - first >= _ALIKE_MIN and _are_alike(self.text[low:high], size + 1):
                 self._alike.append(_Alike(low, size + 1, order[first:end]))
             elif self._others and self._others[-1][1] == low:
@@ -271,10 +271,10 @@ class PropertyColumns:
 
 
 def _are_alike(text: Text, width: int) -> bool:
-    """Whether rows of a width have their separators in the same columns; by pieces that fit the cache."""
-    for low in range(0, len(text) - width, _PIECE_BYTES):
-        piece = text[low : low + _PIECE_BYTES + width]
-        for kind in (piece == _NAME_END, piece == _PAIR_END):
+    """Whether rows of a width have their separators in the same columns; by chunks that fit the cache."""
+    for low in range(0, len(text) - width, _CHUNK_BYTES):
+        chunk = text[low : low + _CHUNK_BYTES + width]
+        for kind in (chunk == _NAME_END, chunk == _PAIR_END):
             if not (kind[width:] == kind[:-width]).all():
                 return False
     return True
@@ -302,14 +302,14 @@ def split_at_blanks(text: Text, values: Texts) -> Texts:
 
 _ROWS_ALIKE: Final = 16
 """So many texts of one length are worth an array of their own."""
-_PIECE_UNITS: Final = 1 << 18
+_CHUNK_UNITS: Final = 1 << 18
 
 
 def hash_texts(text: Text, at: Longs, lengths: Longs, leads: Words) -> Longs:
     """Java's hash of ``lead`` (the hash of what stands before) and each text; signed.
 
     Texts of a length that many have are the rows of an array; all others are hashed together, whatever their lengths. So the
-    cost is that of their characters, and memory a piece's.
+    cost is that of their characters, and memory a chunk's.
     """
     found = np.zeros(len(at), np.uint32)
     counts = np.bincount(lengths, minlength=1)
@@ -317,7 +317,7 @@ def hash_texts(text: Text, at: Longs, lengths: Longs, leads: Words) -> Longs:
         if length:
             every = np.flatnonzero(lengths == length)
             every_row = bytes_at(text.data, f"V{length}")
-            step = max(_ROWS_ALIKE, _PIECE_UNITS // length)
+            step = max(_ROWS_ALIKE, _CHUNK_UNITS // length)
             for first in range(0, len(every), step):
                 those = every[first : first + step]
                 rows = every_row[at[those]].view(np.uint8).reshape(-1, length)
@@ -327,7 +327,7 @@ def hash_texts(text: Text, at: Longs, lengths: Longs, leads: Words) -> Longs:
     first = 0
     while first < len(rest):
         before = int(totals[first - 1]) if first else 0
-        end = max(first + 1, int(totals.searchsorted(before + _PIECE_UNITS, "right")))
+        end = max(first + 1, int(totals.searchsorted(before + _CHUNK_UNITS, "right")))
         those = rest[first:end]
         found[those] = _hash_unlike(text, at[those], lengths[those])
         first = end

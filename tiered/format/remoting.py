@@ -96,7 +96,7 @@ class Command:
     flag: int = 0  # ``ANSWER``, ``ONEWAY``
     remark: str = ""  # for people; empty: none
     fields: Mapping[str, str] = field(default_factory=dict)  # the named values, all as text
-    body: Sequence[Buffer] = ()  # pieces that follow one another; what was decoded has one or none
+    body: Sequence[Buffer] = ()  # chunks that follow one another; what was decoded has one or none
     language: str = "JAVA"  # of the sender; what is not in ``LANGUAGES`` is ``OTHER``
     version: int = VERSION  # ordinal of the sender's version
     form: Form = Form.JSON  # of the header
@@ -114,7 +114,7 @@ class Command:
     @property
     def body_bytes(self) -> int:
         """Size of the body."""
-        return sum(memoryview(piece).nbytes for piece in self.body)
+        return sum(memoryview(chunk).nbytes for chunk in self.body)
 
     def text(self) -> bytes:
         """The body in one piece."""
@@ -122,7 +122,7 @@ class Command:
 
 
 def encode(command: Command) -> list[Buffer]:
-    """The frame in pieces, the body's as they are.
+    """The frame in chunks, the body's as they are.
 
     Raises:
         FrameError: It exceeds ``FRAME_BYTES_MAX``, or a number does not fit.
@@ -393,15 +393,15 @@ class RemotingClient:
                 return *known, answer
 
     def _receive(self, size_bytes: int) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         left = size_bytes
         while left:
-            piece = self._socket.recv(min(left, 1 << 16))
-            if not piece:
+            chunk = self._socket.recv(min(left, 1 << 16))
+            if not chunk:
                 raise ConnectionError(f"it ended the connection {left} bytes before the end")
-            pieces.append(piece)
-            left -= len(piece)
-        return b"".join(pieces)
+            chunks.append(chunk)
+            left -= len(chunk)
+        return b"".join(chunks)
 
     @property
     def is_ended(self) -> bool:

@@ -142,7 +142,7 @@ def _absorb(found: Hashes, words: npt.NDArray[np.uint64], starts: Indices, sizes
 # -- extract -----------------------------------------------------------------------------------------
 
 
-PIECE_RECORDS: Final = 8192
+CHUNK_RECORDS: Final = 8192
 """Records taken at once, so that what is worked on stays in the processor's cache."""
 _COPIED_BYTES: Final = 16 * 1024
 """Of batches that are taken together: larger ones, on average, are not copied whole, but record by record."""
@@ -208,12 +208,12 @@ def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
         seed: ``topic_seed`` of its topic.
     """
     if batch.properties_sizes is not None:
-        for begin in range(0, batch.count, PIECE_RECORDS):
+        for begin in range(0, batch.count, CHUNK_RECORDS):
             yield _plain(_known(batch, begin, seed))[0]
         return
     real = np.flatnonzero(batch.sizes > 0)
-    for begin in range(0, len(real), PIECE_RECORDS):
-        where = real[begin : begin + PIECE_RECORDS]
+    for begin in range(0, len(real), CHUNK_RECORDS):
+        where = real[begin : begin + CHUNK_RECORDS]
         block = parse_records(batch.data, batch.positions[where], batch.sizes[where])
         if not block.is_sound:
             raise DataError("a record is damaged", where=str(batch.queue))
@@ -234,13 +234,13 @@ def extract_all(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
     small: list[int] = []
     count = 0
     for number, batch in enumerate(batches):
-        if batch.properties_sizes is None or batch.count > PIECE_RECORDS or len(batches) == 1:
+        if batch.properties_sizes is None or batch.count > CHUNK_RECORDS or len(batches) == 1:
             seed = topic_seed(batch.queue.topic)
             found[number] = [keys for keys in extract_keys(batch, seed) if len(keys)]
             continue
         small.append(number)
         count += batch.count
-        if count >= PIECE_RECORDS:
+        if count >= CHUNK_RECORDS:
             _take_together(batches, small, found)
             small, count = [], 0
     if small:
@@ -306,8 +306,8 @@ def _together(
 def _known(batch: RecordBatch, begin: int, seed: int) -> _Records:
     """Some records of a batch whose properties' sizes are known."""
     assert batch.properties_sizes is not None
-    where = slice(begin, begin + PIECE_RECORDS)
-    offsets = np.arange(begin, min(begin + PIECE_RECORDS, batch.count)) + batch.base_offset
+    where = slice(begin, begin + CHUNK_RECORDS)
+    offsets = np.arange(begin, min(begin + CHUNK_RECORDS, batch.count)) + batch.base_offset
     return _Records(
         batch.data,
         batch.positions[where] + batch.sizes[where],

@@ -136,7 +136,7 @@ class WorkFile:
         start = 0
         for count, crc in self._blocks:
             size = count * (_HASH_BYTES + ITEM_BYTES)
-            data = b"".join(self._pieces(size))
+            data = b"".join(self._chunks(size))
             if len(data) != size or zlib_ng.crc32(data) != crc:
                 raise DataError("the local work file of the key index has changed")
             hashes = np.frombuffer(data, np.uint64, count)
@@ -144,11 +144,11 @@ class WorkFile:
             start += count
         self._file.seek(0, 2)
 
-    def _pieces(self, size: int) -> Iterator[bytes]:
+    def _chunks(self, size: int) -> Iterator[bytes]:
         """The next bytes, however the system cuts them; fewer at the end."""
-        while size and (piece := self._file.read(size)):
-            size -= len(piece)
-            yield piece
+        while size and (chunk := self._file.read(size)):
+            size -= len(chunk)
+            yield chunk
 
     def close(self) -> None:
         """Give the space back."""
@@ -601,7 +601,7 @@ class Indexer:
     def _take(
         self, queue: MessageQueue, incarnation: Incarnation, cut_by: int, wanted: tuple[int, int]
     ) -> tuple[int, int]:
-        """Take one piece; where it ends, and how many bytes it had. The same place: it cannot be read now."""
+        """Take one chunk; where it ends, and how many bytes it had. The same place: it cannot be read now."""
         at, end = wanted
         part = _part_at(incarnation, at)
         try:

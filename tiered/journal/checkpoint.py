@@ -127,7 +127,7 @@ class Streamed(Protocol):
     """A machine that makes a state of its text piece by piece, so that the values of the text are never all held."""
 
     def load_text(self, text: str) -> Any:  # noqa: ANN401 (the machine's)
-        """Undo ``dump_pieces``.
+        """Undo ``dump_chunks``.
 
         Raises:
             ValueError: It is no such; ``LookupError`` and ``TypeError`` mean the same.
@@ -174,18 +174,18 @@ class CheckpointText:
 
 def encode_checkpoint(
     checkpoint: CheckpointText,
-    pieces: Callable[[], Iterable[bytes]] | None = None,
+    chunks: Callable[[], Iterable[bytes]] | None = None,
     *,
     bytes_max: int = STATE_BYTES_MAX,
 ) -> bytes:
     """The object's bytes.
 
     Args:
-        pieces: Gives the state's JSON text (``json_text``) a piece at a time, so that it is never held whole; None: it is
+        chunks: Gives the state's JSON text (``json_text``) a chunk at a time, so that it is never held whole; None: it is
             that of ``checkpoint.state``.
         bytes_max: A state whose text is longer is not compressed.
     """
-    text = pieces or (lambda: [json_text(checkpoint.state)])
+    text = chunks or (lambda: [json_text(checkpoint.state)])
     packed, size_bytes = _packed(text(), _LEVEL)
     if size_bytes > _unpacked_max(len(packed), bytes_max):
         packed, size_bytes = _packed(text(), 0)  # stored as it is, which needs no belief
@@ -201,11 +201,11 @@ def encode_checkpoint(
     )
 
 
-def _packed(pieces: Iterable[bytes], level: int) -> tuple[bytearray, int]:
+def _packed(chunks: Iterable[bytes], level: int) -> tuple[bytearray, int]:
     packer, packed, size_bytes = zlib_ng.compressobj(level), bytearray(), 0
-    for piece in pieces:
-        size_bytes += len(piece)
-        packed += packer.compress(piece)
+    for chunk in chunks:
+        size_bytes += len(chunk)
+        packed += packer.compress(chunk)
     return packed + packer.flush(), size_bytes
 
 

@@ -80,8 +80,8 @@ class Machine(Protocol[S]):
         """The present epoch; 0 before the first."""
         ...
 
-    def dump_pieces(self, state: S) -> Iterator[bytes]:
-        """The state as JSON text (``tiered.journal.entry.json_text``), for a checkpoint, a piece at a time."""
+    def dump_chunks(self, state: S) -> Iterator[bytes]:
+        """The state as JSON text (``tiered.journal.entry.json_text``), for a checkpoint, a chunk at a time."""
         ...
 
     def load(self, document: Any) -> S:  # noqa: ANN401 (JSON values)
@@ -392,7 +392,7 @@ class JournalReader(Generic[S]):
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state; its shards are stored."""
         text = CheckpointText(self.number, self.last, None, tuple(self._shards.values()))
-        return encode_checkpoint(text, partial(self._machine.dump_pieces, self.state))
+        return encode_checkpoint(text, partial(self._machine.dump_chunks, self.state))
 
     def _jump(self, number: int) -> bool:
         try:

@@ -294,7 +294,7 @@ class CompactionLog:
         block.faults[~mine & (block.faults == RecordFault.OK)] = RecordFault.PHYSICAL_OFFSET
         return block
 
-    def pieces(
+    def chunks(
         self, start: int, *, count_max: int, bytes_max: int = 1 << 62
     ) -> Iterator[tuple[CompactedFile, Units]]:
         """Files and units from the first at or above a queue offset on, some at a time."""
@@ -339,7 +339,7 @@ class CompactionLog:
         """
         end = min(end, start + count_max)
         file, units = next(
-            self.pieces(start, count_max=count_max, bytes_max=bytes_max),
+            self.chunks(start, count_max=count_max, bytes_max=bytes_max),
             (None, np.empty(0, BATCH_ITEM)),
         )
         units = units[
@@ -347,7 +347,7 @@ class CompactionLog:
         ]
         if file is None or not len(units):
             return self._batch(start, end, None, units)
-        following = next(self.pieces(int(units["base_offset"][-1]) + 1, count_max=1), None)
+        following = next(self.chunks(int(units["base_offset"][-1]) + 1, count_max=1), None)
         reached = end if following is None else int(following[1]["base_offset"][0])
         return self._batch(start, min(end, reached), self.block(file, units), units)
 

@@ -175,11 +175,11 @@ class Units:
         position, size = first * self.unit_bytes, max(0, last - first) * self.unit_bytes
         data = self.row.read(position, size)
         if len(data) < size and not len(data) % self.unit_bytes:
-            pieces, done = [data], len(data)
-            while pieces[-1] and done < size:
-                pieces.append(self.row.read(position + done, size - done))
-                done += len(pieces[-1])
-            data = b"".join(pieces)
+            chunks, done = [data], len(data)
+            while chunks[-1] and done < size:
+                chunks.append(self.row.read(position + done, size - done))
+                done += len(chunks[-1])
+            data = b"".join(chunks)
         return decode_items(data, self.dtype)
 
     def unit_span(self) -> tuple[int, int]:

@@ -245,7 +245,7 @@ class FileCache:
             InvalidError: The file may not be read, or the device fails.
         """
         view = memoryview(bytearray(size))
-        return bytes(view[: self.read_pieces(path, ((offset, size),), view)])
+        return bytes(view[: self.read_chunks(path, ((offset, size),), view)])
 
     def _refuse_lost(self, path: str, offset: int, size: int) -> None:
         """Fail as the device has failed on some of these bytes, so that they are not waited for again."""
@@ -280,11 +280,11 @@ class FileCache:
         finally:
             self._give_back(file)
 
-    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]], view: memoryview) -> int:
-        """Fill ``view`` with pieces of one file, one after another.
+    def read_chunks(self, path: str, chunks: Sequence[tuple[int, int]], view: memoryview) -> int:
+        """Fill ``view`` with chunks of one file, one after another.
 
         Args:
-            pieces: (offset, size) of each.
+            chunks: (offset, size) of each.
 
         Returns:
             The number of bytes read; what was not read is left as it was.
@@ -298,7 +298,7 @@ class FileCache:
         at = total = 0
         descriptor, preadv = file.descriptor, os.preadv
         try:
-            for offset, size in pieces:
+            for offset, size in chunks:
                 part = view[at : at + size]
                 try:
                     self._refuse_lost(path, offset, size)
@@ -492,7 +492,7 @@ class MappedFileQueue:
         return lost is not None and lost.first is not None
 
     def lost(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> list[bool]:
-        """Which pieces of the row hold bytes that could not be read when they were asked for last."""
+        """Which chunks of the row hold bytes that could not be read when they were asked for last."""
         lost = self._cache.lost
         if lost is None or not self.has_lost:
             return [False] * len(positions)
@@ -516,27 +516,27 @@ class MappedFileQueue:
         if base is None:
             return 0
         size = min(len(view), base + self.file_bytes - position)
-        return self._cache.read_pieces(self.path(base), ((position - base, size),), view)
+        return self._cache.read_chunks(self.path(base), ((position - base, size),), view)
 
-    def read_pieces(self, pieces: Sequence[tuple[int, int]], view: memoryview) -> bool:
-        """Fill ``view`` with pieces of the row, one after another, and say whether every byte could be read.
+    def read_chunks(self, chunks: Sequence[tuple[int, int]], view: memoryview) -> bool:
+        """Fill ``view`` with chunks of the row, one after another, and say whether every byte could be read.
 
         Args:
-            pieces: ``[from, to)`` of each, none across files.
+            chunks: ``[from, to)`` of each, none across files.
             view: As large as all of them; zeros, which stay where nothing could be read.
         """
         done, total, at = 0, 0, 0
-        while at < len(pieces):
-            base = self.base_of(pieces[at][0])
+        while at < len(chunks):
+            base = self.base_of(chunks[at][0])
             end = at + 1
             limit = 0 if base is None else base + self.file_bytes
-            while end < len(pieces) and (base or 0) <= pieces[end][0] < limit:
+            while end < len(chunks) and (base or 0) <= chunks[end][0] < limit:
                 end += 1
-            size = sum(piece[1] - piece[0] for piece in pieces[at:end])
+            size = sum(chunk[1] - chunk[0] for chunk in chunks[at:end])
             if base is not None:
-                places = [(start - base, stop - start) for start, stop in pieces[at:end]]
+                places = [(start - base, stop - start) for start, stop in chunks[at:end]]
                 part = view[done : done + size]
-                total += self._cache.read_pieces(self.path(base), places, part)
+                total += self._cache.read_chunks(self.path(base), places, part)
             done, at = done + size, end
         return total == done
 

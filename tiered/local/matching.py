@@ -1,9 +1,9 @@
 """Holding records of the log against what their consume queues list.
 
-As a rule a piece of the log holds, of each queue, records whose queue offsets follow each other, and whose consume queue
+As a rule a chunk of the log holds, of each queue, records whose queue offsets follow each other, and whose consume queue
 lists them as they are. ``match_groups`` sees that with one small read a queue and one comparison for all of them; what it
 finds otherwise is looked at queue by queue (``match``). Of a stopped store with many small queues all entries are read
-once, into columns (``SmallQueues``): then a piece costs by its records, and not by its queues.
+once, into columns (``SmallQueues``): then a chunk costs by its records, and not by its queues.
 """
 
 from __future__ import annotations

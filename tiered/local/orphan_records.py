@@ -17,10 +17,10 @@ from tiered.format.block import RecordBlock, distinct, topics_equal
 from tiered.format.property_columns import tag_hashes
 from tiered.format.record import RecordFault
 from tiered.format.sysflag import is_listable
+from tiered.local.chunks import CHUNK_BYTES, FAR, Chunk, LogChunks, Next
 from tiered.local.classification import Case, classify_orphans, place
 from tiered.local.consumequeues import listed_places
 from tiered.local.matching import Match, match
-from tiered.local.pieces import FAR, PIECE_BYTES, LogPieces, Next, Piece
 from tiered.local.queue_reader import Bounds, fetch, only
 
 if TYPE_CHECKING:
@@ -101,30 +101,30 @@ class OrphanRecords:
 
     # -- walking ---------------------------------------------------------------------------------
 
-    def walk(self, start: int, end: int) -> Iterator[Piece]:
-        """The pieces of a part of the log, over damage to where a consume queue says that a record begins."""
-        pieces = LogPieces(self._log)
+    def walk(self, start: int, end: int) -> Iterator[Chunk]:
+        """The chunks of a part of the log, over damage to where a consume queue says that a record begins."""
+        chunks = LogChunks(self._log)
         while start < end:
-            piece = pieces.read(start, end, PIECE_BYTES, check_crc=False)
-            yield piece
-            block = piece.block
+            chunk = chunks.read(start, end, CHUNK_BYTES, check_crc=False)
+            yield chunk
+            block = chunk.block
             for at in np.flatnonzero(block.faults != RecordFault.OK).tolist():
-                self._note_lost(piece.start + int(block.positions[at]), int(block.sizes[at]))
-            start = self.behind(piece, end)
-            if piece.follows is not Next.FILE:
-                self._note_lost(piece.end, start - piece.end)
+                self._note_lost(chunk.start + int(block.positions[at]), int(block.sizes[at]))
+            start = self.behind(chunk, end)
+            if chunk.follows is not Next.FILE:
+                self._note_lost(chunk.end, start - chunk.end)
 
-    def behind(self, piece: Piece, end: int) -> int:
-        """Where the log goes on behind a piece, at most at ``end``: over damage, where a record is said to begin."""
-        if piece.follows is Next.FILE:
-            return end if piece.next_file is None else min(piece.next_file, end)
-        if piece.follows not in {Next.NOTHING, Next.BROKEN} or piece.end >= end:
-            return piece.end
-        listed = self._listed_places(piece.end)
-        at = int(np.searchsorted(listed, piece.end, side="right"))
+    def behind(self, chunk: Chunk, end: int) -> int:
+        """Where the log goes on behind a chunk, at most at ``end``: over damage, where a record is said to begin."""
+        if chunk.follows is Next.FILE:
+            return end if chunk.next_file is None else min(chunk.next_file, end)
+        if chunk.follows not in {Next.NOTHING, Next.BROKEN} or chunk.end >= end:
+            return chunk.end
+        listed = self._listed_places(chunk.end)
+        at = int(np.searchsorted(listed, chunk.end, side="right"))
         if at < len(listed):
             return min(end, int(listed[at]))
-        following = self._log.next_base(piece.end)
+        following = self._log.next_base(chunk.end)
         return end if following is None else min(end, following)
 
     def _note_lost(self, start: int, size: int) -> None:
@@ -360,8 +360,8 @@ class OrphanRecords:
             return None
         if len(self._looked) < _LOOKED_MAX:
             self._looked.add(key)
-        for piece in self.walk(start, stop):
-            block = piece.block
+        for chunk in self.walk(start, stop):
+            block = chunk.block
             own = topics_equal(block, np.arange(len(block)), state.queue.topic)
             own &= (block.queue_ids == state.queue.queue_id) & (block.faults == RecordFault.OK)
             own &= block.physical_offsets > (low.place if low else -1)

@@ -26,10 +26,10 @@ from tiered.format.property_columns import tag_hashes
 from tiered.format.record import RECORD_BYTES_MIN, RecordFault
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.catalog import SCHEDULE_TOPIC
+from tiered.local.chunks import RECORD_BYTES_MAX, LogChunks
 from tiered.local.classification import are_wrong_tags, classify_entries
 from tiered.local.consumequeues import Entries
 from tiered.local.interface import HoleReason, Quarantined, RecordBatch
-from tiered.local.pieces import RECORD_BYTES_MAX, LogPieces
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -207,9 +207,9 @@ def _mend_sizes(
     wrong = (cases != 0) & (cases != HoleReason.FOREIGN)
     wrong &= (places >= bounds.log_min) & (places < bounds.log_end)
     wrong &= (places > 0) | (entries.sizes != 0)  # zeros name no record
-    pieces = LogPieces(log)
+    chunks = LogChunks(log)
     for at in np.flatnonzero(wrong).tolist():
-        there = pieces.read(int(places[at]), bounds.log_end, RECORD_BYTES_MIN).block
+        there = chunks.read(int(places[at]), bounds.log_end, RECORD_BYTES_MIN).block
         if len(there) and there.faults[0] == RecordFault.OK and there.sizes[0] != entries.sizes[at]:
             entries.sizes[at] = there.sizes[0]
             changed = True
@@ -282,7 +282,7 @@ def _read(log: MappedFileQueue, physical: Longs, sizes: Ints) -> tuple[bytearray
     for first, last, start, end in reads:
         positions[first:last] = physical[first:last] + (done - start)
         done += end - start
-    is_whole = log.read_pieces([(start, end) for *_, start, end in reads], memoryview(buffer))
+    is_whole = log.read_chunks([(start, end) for *_, start, end in reads], memoryview(buffer))
     return buffer, positions, is_whole
 
 
@@ -389,7 +389,7 @@ def sound_batches(
     data = _copies(block, positions, positions + sizes, [0, *highs[:-1]])
     batches, low = [], 0
     for (queue, match), high, copied in zip(found, highs, data, strict=True):
-        # Copies: a view of what all queues share would keep the whole piece's columns as long as one batch incarnations.
+        # Copies: a view of what all queues share would keep the whole chunk's columns as long as one batch incarnations.
         mine, entries = slice(low, high), match.all_entries
         columns = [starts[mine] - starts[low], sizes[mine], times[mine], physical[mine]]
         if match.counts is None:
@@ -424,8 +424,8 @@ def _copies(
     is_apart[firsts] = True
     runs = np.flatnonzero(is_apart)
     lasts = np.append(runs[1:], len(positions)) - 1
-    pieces = map(slice, positions[runs].tolist(), ends[lasts].tolist())
-    views = map(memoryview(block.buffer).__getitem__, pieces)
+    chunks = map(slice, positions[runs].tolist(), ends[lasts].tolist())
+    views = map(memoryview(block.buffer).__getitem__, chunks)
     for low, high in pairwise([*np.searchsorted(runs, firsts).tolist(), len(runs)]):
         yield b"".join(islice(views, high - low))  # few at a time: else the collector looks at each
 

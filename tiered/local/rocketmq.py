@@ -33,6 +33,7 @@ from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.property_columns import tag_hashes
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.local.catalog import Catalog, QueueState
+from tiered.local.chunks import FAR, Chunk, LogChunks, Next
 from tiered.local.classification import WRONG_TAG_CODES, AnomalyCounters, hole_counter
 from tiered.local.interface import (
     HoleReason,
@@ -54,7 +55,6 @@ from tiered.local.layout import (
 )
 from tiered.local.mapped_file_queue import FileCache, LostPages, MappedFileQueue, list_bases
 from tiered.local.matching import Match, match, match_groups
-from tiered.local.pieces import FAR, LogPieces, Next, Piece
 from tiered.local.queue_reader import (
     Bounds,
     TagRule,
@@ -101,7 +101,7 @@ _IDENTITY_PARTS = 3
 
 
 def read_identity(
-    root: str, log: MappedFileQueue, pieces: LogPieces, topics: Topics, *, is_live: bool
+    root: str, log: MappedFileQueue, chunks: LogChunks, topics: Topics, *, is_live: bool
 ) -> StoreIdentity:
     """Find names and mark of the store at ``root``."""
     raw = read_text(f"{root}/{_BROKER_IDENTITY}", 4096)
@@ -109,7 +109,7 @@ def read_identity(
     if len(parts) == _IDENTITY_PARTS and all(parts):
         mark = "identity:" + "#".join(parts)
         return StoreIdentity(parts[0], parts[1], mark, kind="rocketmq", is_live=is_live)
-    records = _first_records(log, pieces)
+    records = _first_records(log, chunks)
     named = (record.properties.get(properties.CLUSTER) for record in records)
     cluster = next(filter(None, named), topics.cluster)
     broker, mark = topics.broker, ""
@@ -121,14 +121,14 @@ def read_identity(
     return StoreIdentity(cluster, broker, mark, "rocketmq", is_live, topics.brokers)
 
 
-def _first_records(log: MappedFileQueue, pieces: LogPieces) -> list[Record]:
+def _first_records(log: MappedFileQueue, chunks: LogChunks) -> list[Record]:
     """Sound records from the beginning of the first and the last file."""
     found: list[Record] = []
     for base in dict.fromkeys((*log.bases[:1], *log.bases[-2:])):
-        piece = pieces.read(base, base + _LOOKED_AT_BYTES, _LOOKED_AT_BYTES, check_crc=False)
-        for position in piece.block.positions[:_LOOKED_AT_RECORDS].tolist():
+        chunk = chunks.read(base, base + _LOOKED_AT_BYTES, _LOOKED_AT_BYTES, check_crc=False)
+        for position in chunk.block.positions[:_LOOKED_AT_RECORDS].tolist():
             try:
-                found.append(decode_record(piece.block.buffer, position))
+                found.append(decode_record(chunk.block.buffer, position))
             except RecordError:
                 continue
     return found
@@ -367,10 +367,10 @@ class RocketMQStore:
         with self._lock:
             return view.decide(state, block, found)
 
-    def behind(self, view: View, piece: Piece) -> int:
-        """Where the committed part of the log goes on behind a piece."""
+    def behind(self, view: View, chunk: Chunk) -> int:
+        """Where the committed part of the log goes on behind a chunk."""
         with self._lock:
-            return view.orphans.behind(piece, view.log_end)
+            return view.orphans.behind(chunk, view.log_end)
 
     def advance(
         self,
@@ -512,7 +512,7 @@ class RocketMQStore:
         self._log_mark = log.mark()
         check_contiguous(layout.log, log.bases, size)
         topics = read_topics(root)
-        found = read_identity(root, log, LogPieces(log), topics, is_live=self._seen.is_locked)
+        found = read_identity(root, log, LogChunks(log), topics, is_live=self._seen.is_locked)
         self._identity = replace(
             found,
             cluster=self._options.cluster or found.cluster,
@@ -692,7 +692,7 @@ class RocketMQFollower:
         self._tags = self._store.tag_rule(view)
         self._note_places()
         self._fallen.update(self._next)
-        self._pieces = LogPieces(view.log)
+        self._chunks = LogChunks(view.log)
         self._position = min(self._position, self._first_position())
         self._must_sweep = True
 
@@ -700,26 +700,26 @@ class RocketMQFollower:
 
     def _follow(self, view: View, window_bytes: int) -> list[RecordBatch]:
         self._position = max(self._position, view.log_min)
-        piece = self._pieces.read(self._position, view.log_end, window_bytes)
-        batches = self._take(view, piece.block)
-        if len(piece.block) and not piece.block.is_sound:
+        chunk = self._chunks.read(self._position, view.log_end, window_bytes)
+        batches = self._take(view, chunk.block)
+        if len(chunk.block) and not chunk.block.is_sound:
             self._must_sweep = True
-        self._move(view, piece)
+        self._move(view, chunk)
         return batches
 
-    def _move(self, view: View, piece: Piece) -> None:
-        """Set the position behind a piece; over damage to where a consume queue says that a record begins."""
-        if piece.follows in {Next.NOTHING, Next.BROKEN} and piece.end < view.log_end:
+    def _move(self, view: View, chunk: Chunk) -> None:
+        """Set the position behind a chunk; over damage to where a consume queue says that a record begins."""
+        if chunk.follows in {Next.NOTHING, Next.BROKEN} and chunk.end < view.log_end:
             view.log.rescan()
-            if piece.end < view.log_min:
+            if chunk.end < view.log_min:
                 self._position = view.log_min  # expired while we were reading
                 self._store.follow_expiry(view)
                 return
             self._must_sweep = True
-        self._position = self._store.behind(view, piece)
+        self._position = self._store.behind(view, chunk)
 
     def _take(self, view: View, block: RecordBlock) -> list[RecordBatch]:
-        """The batches of the records in a piece."""
+        """The batches of the records in a chunk."""
         groups = queue_groups(block)
         states = [self._state(view, queue) for queue in groups.queues]
         firsts = block.queue_offsets[groups.indices[groups.starts[:-1]]].tolist()

@@ -1,7 +1,7 @@
 """What holds of a store now, stopped or running: where its log ends, and what its queues list within that end.
 
 **A stopped store** (``DeadView``): one look at it, which stays true as long as nobody starts on it. The log ends where a
-broker's start would end it (``tiered.local.pieces``). Within that end everything
+broker's start would end it (``tiered.local.chunks``). Within that end everything
 counts: consume queues as they stand, cut as a start cuts them, and, where they say nothing, entries rebuilt from the
 log in memory. What is walked at opening: the part that a start walks; the whole log when it is small
 (``whole_log_bytes_max``) or something suggests that consume queues are missing. A follower that meets an orphan
@@ -53,18 +53,13 @@ import numpy as np
 from tiered.format.block import distinct, queue_groups
 from tiered.format.items import FILLER_SIZE
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
-from tiered.local.classification import Case
-from tiered.local.consumequeues import QueueTail, Rebuilt
-from tiered.local.interface import HoleReason, Waiting
-from tiered.local.matching import Match, SmallQueues, match, match_states, orphan_indices
-from tiered.local.orphan_records import OrphanRecords
-from tiered.local.pieces import (
+from tiered.local.chunks import (
+    CHUNK_BYTES,
     FAR,
-    PIECE_BYTES,
+    Chunk,
     Growth,
-    LogPieces,
+    LogChunks,
     Next,
-    Piece,
     count_sound,
     find_log_end,
     find_new,
@@ -74,6 +69,11 @@ from tiered.local.pieces import (
     read_heads,
     walk_sound,
 )
+from tiered.local.classification import Case
+from tiered.local.consumequeues import QueueTail, Rebuilt
+from tiered.local.interface import HoleReason, Waiting
+from tiered.local.matching import Match, SmallQueues, match, match_states, orphan_indices
+from tiered.local.orphan_records import OrphanRecords
 from tiered.local.queue_reader import Bounds, fetch, held_end, plan_count
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class View:
         self.undecided_end = FAR  # of the log from here on it has been decided what counts
         self.orphans = OrphanRecords(log, catalog, anomalies, is_growing=self.is_live)
         self._anomalies = anomalies
-        self._pieces = LogPieces(log)
+        self._chunks = LogChunks(log)
 
     @property
     def log_min(self) -> int:
@@ -207,12 +207,12 @@ class DeadView(View):
         for queue, state in self.catalog.states.items():
             self._tails[queue] = known[queue][0] if queue in known else state.index.tail()
         start = plan_start(
-            read_heads(self.log, self._pieces),
+            read_heads(self.log, self._chunks),
             is_clean=self._is_clean,
             checkpoint=self._checkpoint,
             listed_end=self._listed_end(),
         )
-        end = find_log_end(self.log, self._pieces, start, self._visit_replayed)
+        end = find_log_end(self.log, self._chunks, start, self._visit_replayed)
         self.log_end, self.torn_bytes = end.end, end.torn_bytes
         if start > self.log.bases[0] and self._needs_whole_scan(start, whole_log_bytes_max):
             self._scan(self.log.bases[0], start)
@@ -319,7 +319,7 @@ class DeadView(View):
             entries = state.index.entries(at, min(end, at + _LEFT_READ))
             if not entries.is_written.any():
                 return  # a damaged last unit may name any end
-            count = plan_count(entries, bounds, self.log, PIECE_BYTES)
+            count = plan_count(entries, bounds, self.log, CHUNK_BYTES)
             entries = entries.head(count)
             yield (
                 entries,
@@ -332,12 +332,12 @@ class DeadView(View):
         ends += [index.tail().max_physical for index in self.catalog.others]
         return max(ends, default=-1)
 
-    def _visit_replayed(self, piece: Piece, count: int) -> None:
-        sound = np.zeros(len(piece.block), np.bool_)
+    def _visit_replayed(self, chunk: Chunk, count: int) -> None:
+        sound = np.zeros(len(chunk.block), np.bool_)
         sound[:count] = True
         if count:
-            self._last_stored_ms = int(piece.block.store_timestamps_ms[count - 1])
-        self._take(piece.block, sound, replayed=not self._is_clean)
+            self._last_stored_ms = int(chunk.block.store_timestamps_ms[count - 1])
+        self._take(chunk.block, sound, replayed=not self._is_clean)
 
     def _take(self, block: RecordBlock, sound: Flags, *, replayed: bool) -> None:
         groups = self.listing.take(block, queue_groups(block, among=sound))
@@ -351,8 +351,8 @@ class DeadView(View):
 
     def _scan(self, position: int, limit: int) -> None:
         """Walk the log below recovery's start for records that no consume queue lists."""
-        for piece in self.orphans.walk(position, limit):
-            self._take(piece.block, piece.block.faults == RecordFault.OK, replayed=False)
+        for chunk in self.orphans.walk(position, limit):
+            self._take(chunk.block, chunk.block.faults == RecordFault.OK, replayed=False)
 
     def _needs_whole_scan(self, start: int, whole_log_bytes_max: int) -> bool:
         """Whether the log is small, or a record that begins a file is not listed where it should be."""
@@ -361,8 +361,8 @@ class DeadView(View):
         for base in self.log.bases:
             if base >= start:
                 break
-            piece = self._pieces.read(base, base + self.log.file_bytes, 1 << 12, check_crc=False)
-            if self._has_orphans(piece.block):
+            chunk = self._chunks.read(base, base + self.log.file_bytes, 1 << 12, check_crc=False)
+            if self._has_orphans(chunk.block):
                 self._anomalies.note(
                     "consume queues lack entries: the whole log was scanned for them"
                 )
@@ -441,7 +441,7 @@ class DeadView(View):
 # -- a store that a broker runs on -------------------------------------------------------------------
 
 
-_PIECE_BYTES_MIN: Final = 64 << 10
+_CHUNK_BYTES_MIN: Final = 64 << 10
 _LOOKED_AT: Final = 16
 """Entries of a queue that are looked at in one go."""
 _COUNTED_AT_ONCE: Final = 16_384
@@ -486,7 +486,7 @@ class LiveView(View):
         self._started_ms = started_ms
         self._may_truncate = may_truncate
         self._broker_max_offset = broker_max_offset
-        self._wanted_bytes = _PIECE_BYTES_MIN
+        self._wanted_bytes = _CHUNK_BYTES_MIN
         self._passed_by = -1, 0.0
         """Where a record stands that a later one has overtaken, and since when."""
         self._has_met_new = False
@@ -503,7 +503,7 @@ class LiveView(View):
 
     def _first_position(self) -> int:
         for base in reversed(self.log.bases):
-            if read_head(self._pieces, base).is_sound:
+            if read_head(self._chunks, base).is_sound:
                 return base
         return self.log_min
 
@@ -540,7 +540,7 @@ class LiveView(View):
     # -- the frontier ----------------------------------------------------------------------------
 
     def advance(self, bytes_max: int, is_same: Callable[[], bool]) -> Advance | None:
-        """Move the frontier by one piece.
+        """Move the frontier by one chunk.
 
         Args:
             bytes_max: How much of the log to look at, at most (one record at least).
@@ -551,30 +551,30 @@ class LiveView(View):
         """
         if not self._has_record_at_end():
             return None
-        is_complete = self._pieces.is_complete(self.log_end)
-        piece = self._pieces.read(
-            self.log_end, FAR, min(bytes_max, max(self._wanted_bytes, _PIECE_BYTES_MIN))
+        is_complete = self._chunks.is_complete(self.log_end)
+        chunk = self._chunks.read(
+            self.log_end, FAR, min(bytes_max, max(self._wanted_bytes, _CHUNK_BYTES_MIN))
         )
-        count = self._count_proven(piece)
-        is_blank = not len(piece.block) and piece.follows is Next.FILE
-        if not count and not (is_blank and piece.next_file is not None):
+        count = self._count_proven(chunk)
+        is_blank = not len(chunk.block) and chunk.follows is Next.FILE
+        if not count and not (is_blank and chunk.next_file is not None):
             self._look_behind_damage(_BROKEN_AGAIN_S)
             return None
-        taken = self._match(piece, count)
-        cut = self._cut(piece, count, taken)
-        if not cut and count and self._is_overtaken(piece, count):
-            taken = self._match(piece, count)  # what is listed by now; the rest never will be
-            cut = self._cut(piece, count, taken, is_overtaken=True)
+        taken = self._match(chunk, count)
+        cut = self._cut(chunk, count, taken)
+        if not cut and count and self._is_overtaken(chunk, count):
+            taken = self._match(chunk, count)  # what is listed by now; the rest never will be
+            cut = self._cut(chunk, count, taken, is_overtaken=True)
         if cut < count:
-            taken = self._match(piece, cut)  # what is listed behind it waits as well
-        settled = cut if is_complete else self._pieces.count_unchanged(piece, cut)
+            taken = self._match(chunk, cut)  # what is listed behind it waits as well
+        settled = cut if is_complete else self._chunks.count_unchanged(chunk, cut)
         if not is_same():
             return None
         if settled < cut:
             if not settled:
                 return self.advance(bytes_max, is_same)  # listed by now, hence complete
-            cut, taken = settled, self._match(piece, settled)
-        return self._accept(piece, cut, taken)
+            cut, taken = settled, self._match(chunk, settled)
+        return self._accept(chunk, cut, taken)
 
     def _has_record_at_end(self) -> bool:
         """One read when idle. A blank leads to the next file as soon as there is one."""
@@ -602,13 +602,13 @@ class LiveView(View):
         base = self.log.base_of(self.log_end)
         return self.log.next_base(base) if base is not None else None
 
-    def _count_proven(self, piece: Piece) -> int:
-        """How many records of the piece, from the first, are sound and not from before the start."""
-        count = count_sound(piece)
+    def _count_proven(self, chunk: Chunk) -> int:
+        """How many records of the chunk, from the first, are sound and not from before the start."""
+        count = count_sound(chunk)
         if self._started_ms is None or not count:
             return count
-        starts = piece.start + piece.block.positions[:count]
-        is_new = piece.block.store_timestamps_ms[:count] >= self._started_ms
+        starts = chunk.start + chunk.block.positions[:count]
+        is_new = chunk.block.store_timestamps_ms[:count] >= self._started_ms
         is_new |= self._has_met_new & (starts < self._settled)
         first_new = 0 if self._has_met_new else int(np.argmax(is_new)) if is_new.any() else count
         stale = np.flatnonzero(~is_new[first_new:])
@@ -616,7 +616,7 @@ class LiveView(View):
         if len(stale):
             count = first_new + int(stale[0])
         if self._may_truncate and not self._has_met_new and first_new >= count:
-            count = min(count, self._count_told(piece, count))
+            count = min(count, self._count_told(chunk, count))
         if not count and sound:
             self._growth.watch(int(starts[0]))
         return count
@@ -627,32 +627,32 @@ class LiveView(View):
         told = self._broker_max_offset() if self._broker_max_offset is not None else 0
         return max(told, self._growth.settled)
 
-    def _count_told(self, piece: Piece, count: int) -> int:
+    def _count_told(self, chunk: Chunk, count: int) -> int:
         """How many records stored before the start are known to be kept: by later ones, or by the broker."""
         limit, started_ms = self._proven_old, self._started_ms or 0
-        if limit < piece.end:
-            limit = self._proven_old = max(limit, find_new(self.log, piece.end, started_ms))
-        if self._broker_max_offset is not None and limit < piece.end:
+        if limit < chunk.end:
+            limit = self._proven_old = max(limit, find_new(self.log, chunk.end, started_ms))
+        if self._broker_max_offset is not None and limit < chunk.end:
             limit = max(limit, self._broker_max_offset())
-        starts = piece.start + piece.block.positions[:count]
-        told = int(np.searchsorted(starts + piece.block.sizes[:count], limit, side="right"))
+        starts = chunk.start + chunk.block.positions[:count]
+        told = int(np.searchsorted(starts + chunk.block.sizes[:count], limit, side="right"))
         return max(told, int(np.searchsorted(starts, self._growth.settled)))
 
-    def _match(self, piece: Piece, count: int) -> list[tuple[QueueState, Match]]:
-        among = np.zeros(len(piece.block), np.bool_)
+    def _match(self, chunk: Chunk, count: int) -> list[tuple[QueueState, Match]]:
+        among = np.zeros(len(chunk.block), np.bool_)
         among[:count] = True
-        return match_states(self.catalog, piece.block, queue_groups(piece.block, among=among))
+        return match_states(self.catalog, chunk.block, queue_groups(chunk.block, among=among))
 
     def _cut(
         self,
-        piece: Piece,
+        chunk: Chunk,
         count: int,
         taken: list[tuple[QueueState, Match]],
         *,
         is_overtaken: bool = False,
     ) -> int:
-        """How many records of the piece, from the first, are listed or will never be."""
-        waiting = [orphan_indices(piece.block, found) for _, found in taken]
+        """How many records of the chunk, from the first, are listed or will never be."""
+        waiting = [orphan_indices(chunk.block, found) for _, found in taken]
         if is_overtaken or not any(map(len, waiting)):
             return count
         # Another queue's entry may have been written between the two readings: look at those again that
@@ -661,18 +661,18 @@ class LiveView(View):
         for number, (state, found) in enumerate(taken):
             if len(waiting[number]) and waiting[number][0] < last:
                 self.catalog.find(state.queue)  # its directory may have come meanwhile
-                taken[number] = state, match(state.index, piece.block, found.indices)
-                waiting[number] = orphan_indices(piece.block, taken[number][1])
+                taken[number] = state, match(state.index, chunk.block, found.indices)
+                waiting[number] = orphan_indices(chunk.block, taken[number][1])
         last = max((found.last_listed()[0] for _, found in taken), default=-1)
         everything = np.concatenate(waiting)
         before = everything[everything < last]
-        if len(before) and not self._is_dropped(piece, int(before.min()), last):
+        if len(before) and not self._is_dropped(chunk, int(before.min()), last):
             return int(before.min())
         behind = everything[everything > last]
         return int(behind.min()) if len(behind) else count
 
-    def _is_overtaken(self, piece: Piece, count: int) -> bool:
-        """Whether the first records of a piece, none of which is listed, never will be: their topic was deleted.
+    def _is_overtaken(self, chunk: Chunk, count: int) -> bool:
+        """Whether the first records of a chunk, none of which is listed, never will be: their topic was deleted.
 
         Consume queues are written in log order. So what is not listed although a later record is never will be, and must
         not keep the frontier for ever. Only a record that was stored later counts: behind the log's end may stand older
@@ -680,11 +680,11 @@ class LiveView(View):
         """
         place, looked_s = self._listed_ahead
         now_s = self._clock.monotonic_s()
-        if piece.end > place and now_s >= looked_s + _AGAIN_S:
-            stored_ms = int(piece.block.store_timestamps_ms[:count].max())
-            place = self._find_listed(following(piece), stored_ms)
+        if chunk.end > place and now_s >= looked_s + _AGAIN_S:
+            stored_ms = int(chunk.block.store_timestamps_ms[:count].max())
+            place = self._find_listed(following(chunk), stored_ms)
             self._listed_ahead = place, now_s if place < 0 else -_AGAIN_S
-        return piece.end <= place
+        return chunk.end <= place
 
     def _find_listed(self, position: int | None, stored_ms: int) -> int:
         """Where a record stands, from a position on, that is listed and was not stored before; -1: nowhere yet."""
@@ -695,43 +695,43 @@ class LiveView(View):
                 return later.start + int(later.block.positions[last])
         return -1
 
-    def _is_dropped(self, piece: Piece, first: int, listed: int) -> bool:
+    def _is_dropped(self, chunk: Chunk, first: int, listed: int) -> bool:
         """Whether a record that is not listed, before one that is, never will be.
 
         An entry left from before a restart may name the very place of a new record, before the broker comes to it. So the
         listed one must have been stored a second later, or the other have waited so long.
         """
-        times = piece.block.store_timestamps_ms
+        times = chunk.block.store_timestamps_ms
         if int(times[listed] - times[first]) >= _DROPPED_AFTER_S * 1000:
             return True
-        place, now_s = piece.start + int(piece.block.positions[first]), self._clock.monotonic_s()
+        place, now_s = chunk.start + int(chunk.block.positions[first]), self._clock.monotonic_s()
         if self._passed_by[0] != place:
             self._passed_by = place, now_s
         return now_s >= self._passed_by[1] + _DROPPED_AFTER_S
 
     def _accept(
-        self, piece: Piece, cut: int, taken: list[tuple[QueueState, Match]]
+        self, chunk: Chunk, cut: int, taken: list[tuple[QueueState, Match]]
     ) -> Advance | None:
         before = self.log_end
-        if cut < len(piece.block):
-            self.log_end = piece.start + int(piece.block.positions[cut])
-        elif piece.follows is Next.FILE and piece.next_file is not None:
-            self.log_end = piece.next_file
+        if cut < len(chunk.block):
+            self.log_end = chunk.start + int(chunk.block.positions[cut])
+        elif chunk.follows is Next.FILE and chunk.next_file is not None:
+            self.log_end = chunk.next_file
         else:
-            self.log_end = piece.end
+            self.log_end = chunk.end
         if self.log_end == before:
             return None
         self._wanted_bytes = 2 * (self.log_end - before)
         if self._started_ms is not None and not self._has_met_new:
             self._has_met_new = bool(
-                (piece.block.store_timestamps_ms[:cut] >= self._started_ms).any()
+                (chunk.block.store_timestamps_ms[:cut] >= self._started_ms).any()
             )
         self._behind = Waiting()
-        taken = [(state, self.decide(state, piece.block, found)) for state, found in taken]
+        taken = [(state, self.decide(state, chunk.block, found)) for state, found in taken]
         for state, found in taken:
             self._extend(state, found)
-        is_last = cut < len(piece.block) or piece.follows not in {Next.MORE, Next.FILE}
-        return Advance(piece.block, taken, self.log_end, is_last)
+        is_last = cut < len(chunk.block) or chunk.follows not in {Next.MORE, Next.FILE}
+        return Advance(chunk.block, taken, self.log_end, is_last)
 
     def _extend(self, state: QueueState, found: Match) -> None:
         """Set a queue's end behind its last listed record. A topic that was made anew begins at 0 again."""
@@ -798,7 +798,7 @@ class LiveView(View):
         if self._broker_max_offset is not None and now_s >= self._made_s + _TOLD_AFTER_S:
             told = self._broker_max_offset()
         behind = self._first_proven(told)
-        if behind < FAR and self._count_proven(self._pieces.read(self.log_end, behind, 1)):
+        if behind < FAR and self._count_proven(self._chunks.read(self.log_end, behind, 1)):
             return  # it was not damage: the broker has only now come there
         if behind == FAR:
             is_cut = (
@@ -886,11 +886,11 @@ class LiveView(View):
         """Count what can be read behind the frontier; before damage, what is listed behind that."""
         records = size = 0
         reason = ""
-        for piece, count in walk_sound(self.log, self.log_end, check_crc=True):
+        for chunk, count in walk_sound(self.log, self.log_end, check_crc=True):
             if count and not reason:
-                reason = self._reason(piece)
+                reason = self._reason(chunk)
             records += count
-            size += int(piece.block.sizes[:count].sum())
+            size += int(chunk.block.sizes[:count].sum())
         return Waiting(records, size, reason) if records else self._waiting_behind()
 
     def _waiting_behind(self) -> Waiting:
@@ -900,10 +900,10 @@ class LiveView(View):
             self._look_behind_damage(_BROKEN_AGAIN_S)
         return self._behind
 
-    def _reason(self, piece: Piece) -> str:
+    def _reason(self, chunk: Chunk) -> str:
         is_old = (
             self._started_ms is not None
-            and int(piece.block.store_timestamps_ms[0]) < self._started_ms
+            and int(chunk.block.store_timestamps_ms[0]) < self._started_ms
         )
         if is_old and self._has_met_new:
             return (

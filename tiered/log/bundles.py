@@ -67,7 +67,7 @@ class SectionRow(NamedTuple):
     log_gone: int = 0  # bytes of records that compaction took away
 
 
-class SectionStretch(NamedTuple):
+class SectionSpan(NamedTuple):
     """Where a section's records and items stand in their queue."""
 
     segment: LogOffset  # base log offset of the segment
@@ -92,13 +92,13 @@ class NamedSections:
     truncated: Sequence[bool]  # which were merged of what the broker had truncated
     parts: Parts  # they
 
-    def places(self) -> list[SectionStretch]:
+    def places(self) -> list[SectionSpan]:
         """Where each stands in its queue."""
         rows = self.parts.rows
         starts, offsets = rows["log_offset"], rows["queue_offset"]
         log_ends = starts + rows["log_bytes"] + rows["log_gone"]
         columns = (starts, log_ends, offsets, offsets + rows["count"])
-        return list(map(SectionStretch, self.segments, *(column.tolist() for column in columns)))
+        return list(map(SectionSpan, self.segments, *(column.tolist() for column in columns)))
 
 
 @dataclass(frozen=True, slots=True)

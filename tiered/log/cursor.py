@@ -5,7 +5,7 @@ Overview
     the same offsets, and a topic may be deleted and made again. The journal keeps all of it: the *incarnations* of a queue,
     and of each incarnation the ends that were truncated. A *history* is an incarnation and the number of its ends that had
     been truncated; a ``QueueCursor`` is on one of them, up to where it ended when the cursor was made, whatever anybody
-    refreshes meanwhile. Iterators, followers, ``cat``, readers of single queues and of archives' stretches all have one.
+    refreshes meanwhile. Iterators, followers, ``cat``, readers of single queues and of archives' ranges all have one.
 
 Where the history lies
     At first in one incarnation, whose view the cursor keeps: nothing is looked up, and the journal may move on. When an

@@ -94,8 +94,8 @@ class TieredFlatFile:
 
     def read_bytes(self, store: ObjectStore, prefix: str, start: int, end: int) -> memoryview:
         """Read committed bytes ``[start, end)``, checked."""
-        pieces = [read_range(store, prefix, one) for one in self.ranges(start, end)]
-        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+        chunks = [read_range(store, prefix, one) for one in self.ranges(start, end)]
+        return chunks[0] if len(chunks) == 1 else memoryview(b"".join(chunks))
 
 
 # -- consume queue ------------------------------------------------------------------------------------

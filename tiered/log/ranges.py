@@ -37,8 +37,8 @@ def joined(ranges: Ranges) -> Ranges:
 
 def without(ranges: Ranges, low: int, high: int) -> Ranges:
     """Ranges without what lies in ``[low, high)``."""
-    pieces = [(s, min(e, low)) for s, e in ranges] + [(max(s, high), e) for s, e in ranges]
-    return tuple(sorted((s, e) for s, e in pieces if s < e))
+    chunks = [(s, min(e, low)) for s, e in ranges] + [(max(s, high), e) for s, e in ranges]
+    return tuple(sorted((s, e) for s, e in chunks if s < e))
 
 
 def ranges_at(numbers: npt.NDArray[np.int64]) -> Ranges:

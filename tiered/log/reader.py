@@ -367,7 +367,7 @@ class QueueReader:
                 yield left.batch
 
     def find_lost(self, start: QueueOffset, end: QueueOffset) -> list[tuple[int, int, str]]:
-        """What cannot be read of a range, each stretch with what is damaged or gone, by reading it."""
+        """What cannot be read of a range, each range with what is damaged or gone, by reading it."""
         found: list[Salvaged] = []
         for _ in self.past_damage(start, end, found.append, damage=DAMAGED_OR_GONE):
             pass

@@ -683,7 +683,7 @@ class _Border(NamedTuple):
     log_offset: LogOffset
 
 
-class _Stretch(NamedTuple):
+class _OffsetRange(NamedTuple):
     """Between two places, where nothing is there."""
 
     start: _Border
@@ -702,7 +702,7 @@ class _Stretch(NamedTuple):
             return EXPIRED_GAP
         return LOST_GAP if self.is_lost else UNKNOWN_GAP
 
-    def divided(self, known: KnownIncarnation | None) -> tuple[_Stretch, ...]:
+    def divided(self, known: KnownIncarnation | None) -> tuple[_OffsetRange, ...]:
         """At the known beginning: objects of before it may be there again, and others of before it not."""
         if known is None or known.low <= self.start.queue_offset:
             return (self,)
@@ -710,7 +710,7 @@ class _Stretch(NamedTuple):
             return (self._replace(has_expired=True),)
         low = known.begins.log_offset
         border = _Border(known.low, min(max(low, self.start.log_offset), self.end.log_offset))
-        return _Stretch(self.start, border, has_expired=True), _Stretch(border, self.end)
+        return _OffsetRange(self.start, border, has_expired=True), _OffsetRange(border, self.end)
 
     def recorded(self, known: KnownIncarnation | None) -> list[Gap]:
         """The gaps within that the journal tells."""
@@ -718,7 +718,7 @@ class _Stretch(NamedTuple):
         gaps = () if known is None else known.incarnation.gaps
         return [gap for gap in gaps if start <= gap.start and gap.end <= end]
 
-    def unrecorded(self, known: KnownIncarnation | None) -> list[_Stretch]:
+    def unrecorded(self, known: KnownIncarnation | None) -> list[_OffsetRange]:
         """What is left between these."""
         left, at = [], self.start.queue_offset
         for gap in self.recorded(known):
@@ -731,7 +731,7 @@ class _Stretch(NamedTuple):
 
     def _within(
         self, start: QueueOffset, end: QueueOffset, known: KnownIncarnation | None
-    ) -> _Stretch:
+    ) -> _OffsetRange:
         """From one recorded gap, or the start, to the next, or the end."""
         if known is None or (start, end) == (self.start.queue_offset, self.end.queue_offset):
             return self
@@ -740,7 +740,7 @@ class _Stretch(NamedTuple):
         first, behind = (int(np.searchsorted(starts, offset)) for offset in (start, end))
         log_start = parts[first].log_offset if first < len(parts) else known.incarnation.log_end
         log_end = parts[behind - 1].log_end if behind else log_start
-        return _Stretch(
+        return _OffsetRange(
             self.start if start == self.start.queue_offset else _Border(start, log_start),
             self.end if end == self.end.queue_offset else _Border(end, log_end),
             self.has_expired,
@@ -767,12 +767,14 @@ def build_incarnation(
             built.incarnation = known.incarnation  # it never had a message, or all have expired
         return built
     first, last = _known_begin(chain, known), _known_end(chain, known)
-    stretches = [one for all_of in _stretches(chain, first, last) for one in all_of.divided(known)]
+    offset_ranges = [
+        one for all_of in _offset_ranges(chain, first, last) for one in all_of.divided(known)
+    ]
     built.losses = [
         Loss(queue, number, start, end, log_end - log_start)
-        for stretch in stretches
-        if stretch.is_lost
-        for (start, log_start), (end, log_end), _ in stretch.unrecorded(known)
+        for offset_range in offset_ranges
+        if offset_range.is_lost
+        for (start, log_start), (end, log_end), _ in offset_range.unrecorded(known)
     ]
     goes_on = last or _Border(chain[-1].part.queue_end, chain[-1].part.log_end)
     incarnation = Incarnation(
@@ -781,7 +783,7 @@ def build_incarnation(
         goes_on.queue_offset,
         goes_on.log_offset,
         _segments(chain, known.incarnation if known else None),
-        (*_gaps_before(chain, first, known), *_gaps_of(stretches, known)),
+        (*_gaps_before(chain, first, known), *_gaps_of(offset_ranges, known)),
     )
     if known is not None:
         incarnation = replace(
@@ -853,9 +855,9 @@ def _went_back(chain: Sequence[RebuildCandidate], known: KnownIncarnation) -> bo
     )
 
 
-def _stretches(
+def _offset_ranges(
     chain: Sequence[RebuildCandidate], begin: _Border | None, end: _Border | None
-) -> Iterator[_Stretch]:
+) -> Iterator[_OffsetRange]:
     """Where nothing is: between neighbours, and between the ends of the chain and those that are known."""
     starts = [_Border(one.part.queue_end, one.part.log_end) for one in chain]
     ends = [_Border(one.part.queue_offset, one.part.log_offset) for one in chain]
@@ -863,7 +865,7 @@ def _stretches(
     starts, ends = (starts, [*ends, end]) if end else (starts[:-1], ends)
     for start, behind in zip(starts, ends, strict=True):
         if start.queue_offset < behind.queue_offset:
-            yield _Stretch(start, behind)
+            yield _OffsetRange(start, behind)
 
 
 def _notes(
@@ -899,11 +901,15 @@ def _gaps_before(
     return [gap for gap in known.incarnation.gaps if gap.end <= start]
 
 
-def _gaps_of(stretches: Iterable[_Stretch], known: KnownIncarnation | None) -> Iterator[Gap]:
-    for stretch in stretches:
-        left = stretch.unrecorded(known)
-        gaps = [Gap(one.start.queue_offset, one.end.queue_offset, stretch.reason) for one in left]
-        yield from sorted([*gaps, *stretch.recorded(known)], key=lambda gap: gap.start)
+def _gaps_of(
+    offset_ranges: Iterable[_OffsetRange], known: KnownIncarnation | None
+) -> Iterator[Gap]:
+    for offset_range in offset_ranges:
+        left = offset_range.unrecorded(known)
+        gaps = [
+            Gap(one.start.queue_offset, one.end.queue_offset, offset_range.reason) for one in left
+        ]
+        yield from sorted([*gaps, *offset_range.recorded(known)], key=lambda gap: gap.start)
 
 
 def build_tails(

@@ -52,7 +52,7 @@ class Salvaged:
 
     @property
     def named(self) -> list[tuple[int, int, str]]:
-        """Each stretch ``[start, end)`` that is lost, with what is damaged, for people."""
+        """Each range ``[start, end)`` that is lost, with what is damaged, for people."""
         where = f" ({self.error.where})" if self.error.where else ""
         return [(*ends, self.error.what + where) for ends in self.lost]
 

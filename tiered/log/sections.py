@@ -79,29 +79,29 @@ class SectionPlan:
         """The section."""
         return self.wants[0].place
 
-    def open(self, pieces: Sequence[bytes | memoryview], *, where: str) -> OpenSection:
+    def open(self, chunks: Sequence[bytes | memoryview], *, where: str) -> OpenSection:
         """The block table and dictionary, from what was read for a first plan."""
         assert self.is_first
-        return _opened(memoryview(pieces[0]), self.ranges[0].start, self.place, where)
+        return _opened(memoryview(chunks[0]), self.ranges[0].start, self.place, where)
 
     def check(
-        self, pieces: Sequence[bytes | memoryview], *, where: str
+        self, chunks: Sequence[bytes | memoryview], *, where: str
     ) -> tuple[list[memoryview], OpenSection | None]:
         """The ranges wanted, from what was read.
 
         Args:
-            pieces: The bytes of ``ranges``.
+            chunks: The bytes of ``ranges``.
 
         Returns:
             The bytes of each range, and what further ranges of the section can be read by, where that is known now.
         """
         assert not self.is_first
         if self.is_whole:
-            records, items = split_section(pieces[0], self.place, where=where)
+            records, items = split_section(chunks[0], self.place, where=where)
             return [
                 (items if want.of_items else records)[want.start : want.end] for want in self.wants
             ], self.known
-        held = _Held(self.ranges, pieces)
+        held = _Held(self.ranges, chunks)
         known = self.known
         if known is None:
             at = self.place.start + (
@@ -117,12 +117,12 @@ class _Held:
     """Bytes of a bundle that were read in several ranges."""
 
     ranges: tuple[ByteRange, ...]
-    pieces: Sequence[bytes | memoryview]
+    chunks: Sequence[bytes | memoryview]
 
     def bytes_of(self, start: int, end: int) -> memoryview:
-        for piece, held in zip(self.pieces, self.ranges, strict=True):
+        for chunk, held in zip(self.chunks, self.ranges, strict=True):
             if held.start <= start and end <= held.end:
-                return memoryview(piece)[start - held.start : end - held.start]
+                return memoryview(chunk)[start - held.start : end - held.start]
         raise AssertionError("a plan reads what it checks")
 
 

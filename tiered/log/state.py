@@ -72,7 +72,7 @@ from tiered.model import MessageQueue, QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tiered.log.bundles import NamedSections, SectionStretch
+    from tiered.log.bundles import NamedSections, SectionSpan
     from tiered.log.timers import Bounds
 
 T = TypeVar("T")
@@ -140,13 +140,13 @@ class TierMachine:
         )
         return {**_form().encode(state), "parts": parts}
 
-    def dump_pieces(self, state: TierState) -> Iterator[bytes]:
+    def dump_chunks(self, state: TierState) -> Iterator[bytes]:
         """For a checkpoint: a few queues at a time."""
         rows = {"queues": _queue_rows(state)}
         document = {**self._dump_without_queues(state), **rows}
         for number, (name, value) in enumerate(sorted(document.items())):
             yield (b"," if number else b"{") + json_text(name) + b":"
-            yield from _list_pieces(value) if name in rows else (json_text(value),)
+            yield from _list_chunks(value) if name in rows else (json_text(value),)
         yield b"}"
 
     def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
@@ -287,7 +287,7 @@ def _parts(work: _Work, said: PartsNamed) -> None:
             _part(work, named, number, place)
 
 
-def _part(work: _Work, named: NamedSections, number: int, place: SectionStretch) -> None:
+def _part(work: _Work, named: NamedSections, number: int, place: SectionSpan) -> None:
     """Take one part."""
     queue, which = named.queues[number], named.incarnations[number]
     incarnation = work.present(queue, which) or _first_incarnation(
@@ -303,7 +303,7 @@ def _part(work: _Work, named: NamedSections, number: int, place: SectionStretch)
 
 
 def _placed(
-    work: _Work, place: SectionStretch, part: Parts, incarnation: Incarnation
+    work: _Work, place: SectionSpan, part: Parts, incarnation: Incarnation
 ) -> tuple[Segment, ...] | None:
     """The segments with the part in its place; None when it names a segment where it cannot lie."""
     last = incarnation.segments[-1] if incarnation.segments else None
@@ -514,14 +514,14 @@ def _queue_rows(state: TierState) -> Iterator[list[Any]]:
         yield [*queue, [*map(form.encode, incarnations)]]
 
 
-_VALUES_A_PIECE = 16
+_VALUES_A_CHUNK = 16
 """One at a time costs half as much again; many would be much text at once where queues have many segments."""
 
 
-def _list_pieces(values: Iterable[Any]) -> Iterator[bytes]:
-    """A list as JSON text, a few values a piece."""
+def _list_chunks(values: Iterable[Any]) -> Iterator[bytes]:
+    """A list as JSON text, a few values a chunk."""
     left = iter(values)
     yield b"["
-    for number, some in enumerate(iter(lambda: list(islice(left, _VALUES_A_PIECE)), [])):
+    for number, some in enumerate(iter(lambda: list(islice(left, _VALUES_A_CHUNK)), [])):
         yield (b"," if number else b"") + json_text(some)[1:-1]
     yield b"]"

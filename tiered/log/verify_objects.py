@@ -60,11 +60,11 @@ def check_object(stored: memoryview, tail: bytes, key: str, found: Finding) -> T
         return None
     block = trailer.block_bytes
     for number, crc in enumerate(trailer.block_crcs):
-        piece = stored[number * block : (number + 1) * block]
-        if zlib_ng.crc32(piece) != crc:
+        chunk = stored[number * block : (number + 1) * block]
+        if zlib_ng.crc32(chunk) != crc:
             start = number * block
             found.problem(
-                "block", key, f"bytes [{start}, {start + len(piece)}) fail their checksum"
+                "block", key, f"bytes [{start}, {start + len(chunk)}) fail their checksum"
             )
     return trailer
 

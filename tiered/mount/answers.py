@@ -503,12 +503,12 @@ class Queries:
             if found.status in _EXPIRED:
                 low = max(int(found.next_begin), middle + 1)
                 continue
-            at = [(n, raw) for piece in found.pieces for n, raw in piece.messages()]
+            at = [(n, raw) for chunk in found.chunks for n, raw in chunk.messages()]
             if not at or at[0][0] >= high:
                 high = middle  # nothing but holes from here on
                 continue
             offset, raw = at[0]
-            there = int(found.pieces[0].records.physical_offsets[found.pieces[0].items[0]])
+            there = int(found.chunks[0].records.physical_offsets[found.chunks[0].items[0]])
             if there == place:
                 return raw
             low, high = (int(offset) + 1, high) if there < place else (low, middle)
@@ -551,12 +551,12 @@ class Queries:
             raise RefusalError(Code.SYSTEM_ERROR, f"{queue} cannot be read: {found.error}")
         return [
             {
-                "physicOffset": int(piece.records.physical_offsets[item]),
-                "physicSize": int(piece.records.sizes[item]),
-                "tagsCode": int(piece.records.tag_codes[item]),
+                "physicOffset": int(chunk.records.physical_offsets[item]),
+                "physicSize": int(chunk.records.sizes[item]),
+                "tagsCode": int(chunk.records.tag_codes[item]),
             }
-            for piece in found.pieces
-            for item in piece.items.tolist()
+            for chunk in found.chunks
+            for item in chunk.items.tolist()
         ]
 
     # -- topics -----------------------------------------------------------------------------------
@@ -809,8 +809,8 @@ class Times:
         if self._clock.monotonic_s() < self._until_s:
             read = partial(self._store.message_at, *queue)
             found = first_message(read, at, None, self._clock, self._until_s)
-            for piece in found.pieces:
-                return int(piece.records.store_timestamps_ms[piece.items[0]])
+            for chunk in found.chunks:
+                return int(chunk.records.store_timestamps_ms[chunk.items[0]])
             if found.status is not GetStatus.TRY_AGAIN:
                 return 0  # nothing but holes from there on, or expired meanwhile
         self._missing += 1

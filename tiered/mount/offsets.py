@@ -213,7 +213,7 @@ class MountMachine:
         known = {"handover": state.handover} if state.handover else {}
         return {"epoch": state.epoch, "rows": rows, **known}
 
-    def dump_pieces(self, state: MountState) -> Iterator[bytes]:
+    def dump_chunks(self, state: MountState) -> Iterator[bytes]:
         """The same as text."""
         yield json_text(self.dump(state))
 

@@ -122,7 +122,7 @@ class Handout:
     run: ref[Run]  # what they are of; it is not kept in memory for us
     is_simple: bool
     # start, end: Queue offsets.
-    """Each item is a record of its own, and they lie one behind the other: an answer is one piece of the run."""
+    """Each item is a record of its own, and they lie one behind the other: an answer is one chunk of the run."""
     start: int
     end: int
     # low, high: Where the queue begins and ends.
@@ -361,10 +361,10 @@ class Puller:
             asked.resize(0)
             return None
         asked.resize(scan.size_bytes)
-        status = GetStatus.FOUND if scan.pieces else GetStatus.NO_MATCHED_MESSAGE
+        status = GetStatus.FOUND if scan.chunks else GetStatus.NO_MATCHED_MESSAGE
         low, high = handout.low, handout.high
-        pieces, missing = tuple(scan.pieces), tuple(scan.missing)
-        found = GetResult(status, scan.at, low, high, pieces, missing, scan.size_bytes)
+        chunks, missing = tuple(scan.chunks), tuple(scan.missing)
+        found = GetResult(status, scan.at, low, high, chunks, missing, scan.size_bytes)
         return self._answer(wanted, found)
 
     def _at_hand_of(
@@ -524,10 +524,10 @@ def answer(result: GetResult, asked: int) -> Command:
         result.status is not GetStatus.FOUND
     ):  # nearly all are, and members of an enum take long to hash
         next_begin, code = _unfound(result, asked)
-    if result.pieces:
-        next_begin = max(next_begin, _end_of_record(result.pieces[-1]))
+    if result.chunks:
+        next_begin = max(next_begin, _end_of_record(result.chunks[-1]))
     told = _places(next_begin, int(result.min_offset), int(result.max_offset))
-    return Command(code, remark=result.status.name, fields=told, body=gather(result.pieces))
+    return Command(code, remark=result.status.name, fields=told, body=gather(result.chunks))
 
 
 def _unfound(result: GetResult, asked: int) -> tuple[int, Code]:
@@ -550,12 +550,12 @@ def _places(next_begin: int, low: int, end: int) -> dict[str, str]:
     }
 
 
-def gather(pieces: tuple[Taken, ...]) -> list[memoryview]:
+def gather(chunks: tuple[Taken, ...]) -> list[memoryview]:
     """The stored bytes of what was found, neighbours in one piece, each record once."""
     found: list[memoryview] = []
     last = -1
-    for piece in pieces:
-        records, items = piece.records, piece.items
+    for chunk in chunks:
+        records, items = chunk.records, chunk.items
         starts, sizes, places = records.positions, records.sizes, records.physical_offsets
         if len(items) < records.count:
             starts, sizes, places = starts[items], sizes[items], places[items]
@@ -585,13 +585,13 @@ def _rows(
             yield view[int(starts[first]) : int(ends[last])]
 
 
-def _end_of_record(piece: Taken) -> int:
+def _end_of_record(chunk: Taken) -> int:
     """One past the last message of the last record: clients are given inner batches whole."""
-    item = int(piece.items[-1])
-    data, begin = piece.records.data, int(piece.records.positions[item])
+    item = int(chunk.items[-1])
+    data, begin = chunk.records.data, int(chunk.records.positions[item])
     view = memoryview(data).cast("B")
     flags = int.from_bytes(view[begin + SYS_FLAG_AT : begin + SYS_FLAG_AT + 4], "big")
-    end = int(piece.records.base_offset) + item + 1
+    end = int(chunk.records.base_offset) + item + 1
     if not flags & (INNER_BATCH | NEED_UNWRAP):
         return end
     try:

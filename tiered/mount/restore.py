@@ -20,7 +20,7 @@ moment. Where the tier is not that any more it refuses: what was left has expire
 a queue began anew, or there are holes now that the log was not begun for (``RestoredLog``), as compaction makes them. It
 refuses another selection.
 
-Damage of the tier ends it with an error that names every damaged stretch of what is left, and what is restored stays as it
+Damage of the tier ends it with an error that names every damaged range of what is left, and what is restored stays as it
 is: once the tier is mended the same command goes on. Where damage is accepted (``accepts_damage``), what lies in damaged
 blocks becomes queue offsets without a message, as where the tier has a gap; they are named. They stay so when the
 restore is resumed after a repair. One that was begun without accepting damage cannot be resumed with it: its log has no
@@ -514,7 +514,7 @@ class Restore:
         """Put what the sources have; whether that was all. The disk is waited for beside it, one note at a time."""
         saving, saved_bytes = self._save(log, sources, saver), 0
         try:
-            for data, sizes in self._pieces(sources):
+            for data, sizes in self._chunks(sources):
                 self._note_batches(data, sizes)
                 log.put(data, sizes)
                 for source in sources:
@@ -532,13 +532,13 @@ class Restore:
             self._save(log, sources, saver).result()
         return True
 
-    def _pieces(self, sources: Sequence[_Source]) -> Iterator[tuple[npt.NDArray[np.uint8], Longs]]:
+    def _chunks(self, sources: Sequence[_Source]) -> Iterator[tuple[npt.NDArray[np.uint8], Longs]]:
         with backend_errors():
-            for piece in merged(sources):
+            for chunk in merged(sources):
                 if not self._has_holes:  # compaction may have come in since it was begun
                     for source in sources:
                         self._refuse_holes(source.queue, has_holes=source.has_holes)
-                yield piece
+                yield chunk
 
     def _note_batches(self, data: npt.NDArray[np.uint8], sizes: Longs) -> None:
         """Remember topics with inner batches: their consume queues are of another kind."""
@@ -689,7 +689,7 @@ class Restore:
         return document
 
     def _save(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> Future[None]:
-        """Note how far it is now, once that is on the disk: as of the last piece that was put whole."""
+        """Note how far it is now, once that is on the disk: as of the last chunk that was put whole."""
         self._rows = [
             [*source.queue, int(source.put), int(source.stop), *source.history]
             for source in sources

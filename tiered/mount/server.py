@@ -284,11 +284,11 @@ class Connection(asyncio.Protocol):
             ConnectionError: The client is gone.
             FrameError: It is too large.
         """
-        pieces: list[Buffer] = encode(command)
+        chunks: list[Buffer] = encode(command)
         if self.is_closed or self._transport is None:
             raise ConnectionError("the client is gone")
-        self._transport.writelines(pieces)  # type: ignore[arg-type] # any buffer will do
-        size = sum(map(len, pieces))  # type: ignore[arg-type] # of bytes
+        self._transport.writelines(chunks)  # type: ignore[arg-type] # any buffer will do
+        size = sum(map(len, chunks))  # type: ignore[arg-type] # of bytes
         self._written_bytes += size
         return size
 

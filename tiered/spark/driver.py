@@ -1,7 +1,7 @@
 """Spark as this program drives it: its session, work as tasks, what they met, and the stores that a worker has open.
 
 Work is done by the functions of every engine (``tiered.upkeep.engine``): a segment each, a file to be made or looked at,
-some footers, keys of a stretch of a tier, a bundle of it.
+some footers, keys of an offset range of a tier, a bundle of it.
 
 Overview: the driver sends a few tasks at a time as a table of numbers, one partition each; ``mapInArrow`` has each worker
 read what it needs, write its objects and give one row back, which says what it made. No message enters the JVM. The
@@ -36,7 +36,7 @@ from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_for_reading
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
-from tiered.upkeep.engine import Workbench, rolling
+from tiered.upkeep.engine import WorkContext, rolling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -130,7 +130,7 @@ def open_session(master: str | None, conf: Mapping[str, str], *, is_lean: bool =
 
 
 def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
-    """Work by Spark, each piece a task, in a rolling window of small jobs. While the caller commits, executors work on.
+    """Work by Spark, each row range a task, in a rolling window of small jobs. While the caller commits, executors work on.
 
     About two tasks a core are under way, however much there is to do; driver and closures hold no more than these.
 
@@ -140,7 +140,7 @@ def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
     context = session.sparkContext
     count = max(2 * context.defaultParallelism // WINDOW, 1)
 
-    def run(do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
+    def run(do: Callable[[WorkContext, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         group = f"tiered-archive-{next(_GROUPS)}"
 
         def some(those: Sequence[T]) -> list[V | Exception]:
@@ -187,27 +187,27 @@ def full_advice(said: str) -> str:
     return f"{MAKE_ROOM} where Spark works (spark.local.dir)" if is_full else ""
 
 
-_held: list[tuple[SparkOrder, Workbench]] = []
+_held: list[tuple[SparkOrder, WorkContext]] = []
 """What this worker process has open: one order's tier and archive, since most workers never see another's."""
 
 
-def _bench(order: SparkOrder) -> Workbench:
+def _bench(order: SparkOrder) -> WorkContext:
     """Tier and archive, opened once by each worker process, which does many tasks, one at a time; they end with it."""
     if not _held or _held[0][0] != order:
-        for _, bench in _held:
-            bench.tier.close()
-            bench.archive.close()
+        for _, context in _held:
+            context.tier.close()
+            context.archive.close()
         stop, clock = threading.Event(), SystemClock()
         tier = open_for_reading(order.tier, order.options, clock, stop=stop).store
         archive = tier
         if order.archive is not None:
             archive = open_for_reading(order.archive, order.options, clock, stop=stop).store
-        _held[:] = [(order, Workbench(tier, order.prefix, archive))]
+        _held[:] = [(order, WorkContext(tier, order.prefix, archive))]
     return _held[0][1]
 
 
 def worker(
-    order: SparkOrder, do: Callable[[Workbench, T], Any], works: Sequence[T]
+    order: SparkOrder, do: Callable[[WorkContext, T], Any], works: Sequence[T]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What a worker does with numbers of tasks."""
 
@@ -231,10 +231,10 @@ class _Failed:
     fields: dict[str, Any]
 
 
-def said(do: Callable[[Workbench, T], Any], bench: Workbench, work: T) -> bytes:
+def said(do: Callable[[WorkContext, T], Any], context: WorkContext, work: T) -> bytes:
     """What something came to, to be heard elsewhere; damage and failures of stores are outcomes, too."""
     try:
-        return pickle.dumps(do(bench, work))
+        return pickle.dumps(do(context, work))
     except (TieredStoreError, BackendError) as error:
         return pickle.dumps(_Failed(type(error), error.args, vars(error)))
 

@@ -60,6 +60,7 @@ from tiered.archive.tables import (
 )
 from tiered.errors import InvalidError
 from tiered.spark.driver import full_advice
+from tiered.spark.offset_ranges import packed, pins_of, plan_tier
 from tiered.spark.options import (
     ARCHIVE,
     OF_STREAM,
@@ -79,7 +80,6 @@ from tiered.spark.options import (
     source_options,
     takes,
 )
-from tiered.spark.stretches import packed, pins_of, plan_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,8 +90,8 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import ArchiveLane, ParquetFile
-    from tiered.spark.stretches import ReadPlan
+    from tiered.archive.model import ArchiveQueue, ParquetFile
+    from tiered.spark.offset_ranges import ReadPlan
 
 Value = str | int | bool | datetime | list[str] | tuple[str, ...]
 """Of an option. A time is milliseconds since 1970, UTC, or a ``datetime``; without a zone it is UTC."""
@@ -232,14 +232,14 @@ def messages(
             store.close()
     archived = _where(archived, wanted, only_wanted=every.foreign.isdisjoint(plan.files))
     archived = archived if columns is None else archived.select(*columns)
-    if not plan.stretches:
+    if not plan.offset_ranges:
         return archived
     return archived.unionByName(_of_source(spark, _pinned(named, plan), "rmq_tier", chosen))
 
 
 def _pinned(named: Mapping[str, str], plan: ReadPlan) -> dict[str, str]:
     """Options that read the very messages of a plan."""
-    return {**named, "pinned": in_one_option(pins_of(plan.stretches))}
+    return {**named, "pinned": in_one_option(pins_of(plan.offset_ranges))}
 
 
 def _of_source(
@@ -291,7 +291,7 @@ def _plan(
 
 
 def _columns(state: ArchiveState, wanted: Selection) -> pa.Schema:
-    topics = {lane.topic for lane in state.lanes if wanted.takes("topic", shown(lane.topic))}
+    topics = {queue.topic for queue in state.queues if wanted.takes("topic", shown(queue.topic))}
     return topic_schema(state, topics.pop()) if len(topics) == 1 else archive_schema()
 
 
@@ -300,7 +300,7 @@ def warn_of_stale(state: ArchiveState, wanted: Selection) -> None:
 
     A frame has these columns only where it is of one topic.
     """
-    topics = {lane.topic for lane in state.lanes if wanted.takes("topic", shown(lane.topic))}
+    topics = {queue.topic for queue in state.queues if wanted.takes("topic", shown(queue.topic))}
     for one in stale_rows(state, topics) if len(topics) == 1 else ():
         warnings.warn(one.said(), stacklevel=3)
 
@@ -312,7 +312,7 @@ def _where(frame: Any, wanted: Selection, *, only_wanted: bool) -> Any:  # noqa:
     """
     from pyspark.sql import functions  # noqa: PLC0415 (heavy)
 
-    sure = _OF_LANES if only_wanted else frozenset()
+    sure = _OF_QUEUES if only_wanted else frozenset()
     for name, (low, high) in wanted.bounds.items():
         if name in sure:
             continue
@@ -332,7 +332,7 @@ def _where(frame: Any, wanted: Selection, *, only_wanted: bool) -> Any:  # noqa:
     return frame
 
 
-_OF_LANES = frozenset(["topic", "queue_id", "broker", "incarnation"])
+_OF_QUEUES = frozenset(["topic", "queue_id", "broker", "incarnation"])
 
 
 def _same(value: Any) -> Any:  # noqa: ANN401
@@ -354,7 +354,7 @@ class _Native:
         self,
         files: Sequence[Chosen],
         columns: pa.Schema,
-        cuts: Mapping[ArchiveLane, int] | None = None,
+        cuts: Mapping[ArchiveQueue, int] | None = None,
     ) -> Any:  # noqa: ANN401
         """All rows of files that count."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
@@ -402,16 +402,16 @@ class _Native:
         )
 
     def _cut(
-        self, files: Sequence[Chosen], cuts: Mapping[ArchiveLane, int]
+        self, files: Sequence[Chosen], cuts: Mapping[ArchiveQueue, int]
     ) -> dict[str | None, list[str]]:
         """Keys of files: by cluster those with rows that do not count; those of which all count by None.
 
         A file is of one cluster, but no column says of which: brokers of two may have one name.
         """
         cut = {
-            file.key: lane.cluster
-            for lane, end in cuts.items()
-            for one in self.state.overlapping(lane, end, MAX)
+            file.key: queue.cluster
+            for queue, end in cuts.items()
+            for one in self.state.overlapping(queue, end, MAX)
             for file in one.files
             if file.high > end
         }
@@ -463,13 +463,13 @@ def _every(state: ArchiveState) -> Iterable[ParquetFile]:
     return (file for files in files_by_topic(state).values() for file in files)
 
 
-def _without(frame: Any, cuts: Mapping[ArchiveLane, int], cluster: str | None) -> Any:  # noqa: ANN401
-    """Without the rows of a cluster's lanes from an offset on; none of the columns is ever null."""
-    for lane, end in cuts.items():
-        if lane.cluster != cluster:
+def _without(frame: Any, cuts: Mapping[ArchiveQueue, int], cluster: str | None) -> Any:  # noqa: ANN401
+    """Without the rows of a cluster's queues from an offset on; none of the columns is ever null."""
+    for queue, end in cuts.items():
+        if queue.cluster != cluster:
             continue
-        same = (frame["broker"] == shown(lane.broker)) & (frame["topic"] == shown(lane.topic))
-        same &= (frame["queue_id"] == lane.queue_id) & (frame["incarnation"] == lane.incarnation)
+        same = (frame["broker"] == shown(queue.broker)) & (frame["topic"] == shown(queue.topic))
+        same &= (frame["queue_id"] == queue.queue_id) & (frame["incarnation"] == queue.incarnation)
         frame = frame.where(~(same & (frame["queue_offset"] >= end)))
     return frame
 
@@ -665,14 +665,16 @@ def _of_tier(options: dict[str, str]) -> dict[str, Any]:
         plan = plan_tier(found, wanted, states.archive, partial(takes, options, wanted))
     finally:
         states.close()
-    tasks = [stretch.task for stretch in plan.stretches]
+    tasks = [offset_range.task for offset_range in plan.offset_ranges]
     return {
         "source": "tier",
-        "partitions": len(packed(plan.stretches, partition_bytes(options))),
-        "stretches": len(plan.stretches),
+        "partitions": len(packed(plan.offset_ranges, partition_bytes(options))),
+        "offset_ranges": len(plan.offset_ranges),
         "parts": sum(len(task.parts) for task in tasks),
         "parts_left_out": dict(sorted(plan.parts_left.items())),
-        "offsets": sum(stretch.task.end - stretch.task.start for stretch in plan.stretches),
+        "offsets": sum(
+            offset_range.task.end - offset_range.task.start for offset_range in plan.offset_ranges
+        ),
         "offsets_missing": plan.missing,
         "size_bytes": sum(task.size_bytes for task in tasks),
     }

@@ -12,13 +12,13 @@ from tiered.api.stores import backend_errors, open_for_reading
 from tiered.archive.bodies import ERROR, PREFIX, RECORD, TEXT
 from tiered.archive.columns import schema as archive_schema
 from tiered.archive.machine import ArchiveMachine
-from tiered.archive.model import LOG, ArchiveLane
+from tiered.archive.model import LOG, ArchiveQueue
 from tiered.archive.tables import read_archive
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError, nearest
 from tiered.journal.replay import JournalReader
 from tiered.log.reader import TierReader
-from tiered.spark.stretches import FAIL, SKIP, is_ahead
+from tiered.spark.offset_ranges import FAIL, SKIP, is_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.archive.selection import Selection
     from tiered.log.parts import TierState
-    from tiered.spark.stretches import Key
+    from tiered.spark.offset_ranges import Key
 
 
 ARCHIVE = "archive"
@@ -54,7 +54,7 @@ READ = frozenset(
 )
 """Options that every source takes."""
 OF_TIER = frozenset(["cluster", "broker", "on-bad", "partition-bytes", "archive", "pinned"])
-"""Options of a tier. ``pinned`` is ``tiered.spark.stretches.pins_of`` in compressed form, said by programs alone."""
+"""Options of a tier. ``pinned`` is ``tiered.spark.offset_ranges.pins_of`` in compressed form, said by programs alone."""
 OF_STREAM = frozenset(
     ["start", "on-gap", "on-truncation", "on-missing-topic", "max-messages", "max-bytes"]
 )
@@ -216,7 +216,7 @@ def takes(options: Mapping[str, str], wanted: Selection, key: Key) -> bool:
     names = {"cluster": key.cluster, "broker": key.broker}
     if any(options.get(name) not in {None, text} for name, text in names.items()):
         return False
-    return not wanted.refuses(ArchiveLane(*key, 0))
+    return not wanted.refuses(ArchiveQueue(*key, 0))
 
 
 def choice(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.errors import DataError, InvalidError
 from tiered.log.wellformed import check_ints
-from tiered.spark.stretches import (
+from tiered.spark.offset_ranges import (
     FAIL,
     SKIP,
     Key,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tiered.archive.selection import Selection
     from tiered.archive.tables import Chosen
     from tiered.log.parts import Incarnation, TierState
-    from tiered.spark.stretches import Incarnations, Stretch
+    from tiered.spark.offset_ranges import Incarnations, OffsetRange
 
 
 # -- positions -------------------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def _stranger(key: Key, what: str) -> DataError:
 class Batch:
     """What a batch reads."""
 
-    stretches: list[Stretch]  # by queue and offset
+    offset_ranges: list[OffsetRange]  # by queue and offset
     files: list[Chosen]  # of the archive beside the tier
     short: dict[Key, int]  # offsets that were there when it was planned, and are no more, by queue
 
@@ -537,7 +537,7 @@ def batch_of(
             short[key] = missing - at.missing
             if rules.on_gap != SKIP:
                 raise _short_error(key, at, short[key])
-    return Batch(plan.stretches, list(plan.files.values()), short)
+    return Batch(plan.offset_ranges, list(plan.files.values()), short)
 
 
 def _share(

@@ -54,6 +54,18 @@ from tiered.archive.columns import topic_schema
 from tiered.archive.selection import selection_of, shown
 from tiered.archive.tables import groups_of, open_parquet, plan_files, read_archive
 from tiered.errors import InvalidError, TieredStoreError
+from tiered.spark.offset_ranges import (
+    FAIL,
+    SKIP,
+    FetchedStore,
+    packed,
+    plan_pinned,
+    plan_tier,
+    queues_of,
+    read_range,
+    require_own,
+    require_topics,
+)
 from tiered.spark.options import (
     ARCHIVE,
     DDL,
@@ -90,18 +102,6 @@ from tiered.spark.positions import (
     require_same,
     start_of,
 )
-from tiered.spark.stretches import (
-    FAIL,
-    SKIP,
-    FetchedStore,
-    packed,
-    plan_pinned,
-    plan_tier,
-    queues_of,
-    read_stretch,
-    require_own,
-    require_topics,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -114,8 +114,8 @@ if TYPE_CHECKING:
     from tiered.archive.selection import Selection
     from tiered.archive.tables import Chosen
     from tiered.log.parts import TierState
+    from tiered.spark.offset_ranges import Key, OffsetRange
     from tiered.spark.positions import Histories, Positions
-    from tiered.spark.stretches import Key, Stretch
 
 _log = logging.getLogger(__name__)
 WAIT = "wait"
@@ -252,7 +252,7 @@ def _topic_schema(options: Mapping[str, str], topic: str) -> Any:  # noqa: ANN40
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
 
     state = _state(options)
-    named = next((lane.topic for lane in state.lanes if shown(lane.topic) == topic), topic)
+    named = next((queue.topic for queue in state.queues if shown(queue.topic) == topic), topic)
     return from_arrow_schema(topic_schema(state, named))
 
 
@@ -288,7 +288,7 @@ def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
 # -- what both read --------------------------------------------------------------------------------
 
 BATCH_ROWS = 10_000
-_PIECE = ("broker", "queue_id", "incarnation", "queue_offset")
+_ROW_RANGE = ("broker", "queue_id", "incarnation", "queue_offset")
 
 
 @dataclass
@@ -300,9 +300,9 @@ class FilePartition(InputPartition):
 
 @dataclass
 class TierPartition(InputPartition):
-    """Stretches of a tier, read one after another."""
+    """OffsetRanges of a tier, read one after another."""
 
-    stretches: tuple[Stretch, ...]
+    offset_ranges: tuple[OffsetRange, ...]
 
 
 class SourceReader(DataSourceReader):
@@ -353,7 +353,7 @@ class TierBatchReader(SourceReader):
                 )
             finally:
                 states.close()
-        return partitions_of(self._options, plan.files.values(), plan.stretches) or [
+        return partitions_of(self._options, plan.files.values(), plan.offset_ranges) or [
             TierPartition(())
         ]
 
@@ -364,7 +364,7 @@ class TierBatchReader(SourceReader):
 
 
 def partitions_of(
-    options: Mapping[str, str], files: Iterable[Chosen], stretches: Sequence[Stretch]
+    options: Mapping[str, str], files: Iterable[Chosen], offset_ranges: Sequence[OffsetRange]
 ) -> list[InputPartition]:
     """What is read at once: of an archive files, of a tier what lies in the same bundles; each of so many bytes."""
     most, size = partition_bytes(options), 0
@@ -376,7 +376,7 @@ def partitions_of(
         groups[-1].append(file)
         size += file.size_bytes
     found: list[InputPartition] = [FilePartition(tuple(group)) for group in groups]
-    return [*found, *map(TierPartition, packed(stretches, most))]
+    return [*found, *map(TierPartition, packed(offset_ranges, most))]
 
 
 def read_partition(
@@ -391,12 +391,12 @@ def read_partition(
     with backend_errors():
         store = open_place(options)
         try:
-            fetched = FetchedStore(store, partition.stretches)
+            fetched = FetchedStore(store, partition.offset_ranges)
             rows = (
                 some
-                for stretch in partition.stretches
-                for some in read_stretch(
-                    fetched, stretch, wanted, names=columns.names, on_bad=on_bad
+                for offset_range in partition.offset_ranges
+                for some in read_range(
+                    fetched, offset_range, wanted, names=columns.names, on_bad=on_bad
                 )
             )
             yield from (fitted(some, columns) for some in _batched(rows))
@@ -437,10 +437,10 @@ def _read_files(
                 groups, _ = groups_of(raw, file, wanted)
                 is_shared = chosen.rows != file.metadata.num_rows
                 needed = ["queue_offset", *columns.names, *wanted.columns]
-                needed += _PIECE if is_shared else ()
+                needed += _ROW_RANGE if is_shared else ()
                 there = [name for name in dict.fromkeys(needed) if name in file.schema_arrow.names]
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there):
-                    counted = _of_pieces(batch, chosen) if is_shared else batch
+                    counted = _of_row_ranges(batch, chosen) if is_shared else batch
                     yield fitted(wanted.rows_of(counted), columns)
         finally:
             store.close()
@@ -459,17 +459,17 @@ def fitted(rows: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     return arrow.RecordBatch.from_arrays(made, schema=columns)
 
 
-def _of_pieces(rows: pa.RecordBatch, chosen: Chosen) -> pa.RecordBatch:
+def _of_row_ranges(rows: pa.RecordBatch, chosen: Chosen) -> pa.RecordBatch:
     """The rows that count, of a file that holds others too."""
     compute = load_pyarrow().compute
     mask: Any = None
-    for piece in chosen.pieces:
-        lane, offsets = piece.lane, rows.column("queue_offset")
-        some = compute.equal(rows.column("broker"), shown(lane.broker))
-        some = compute.and_(some, compute.equal(rows.column("queue_id"), lane.queue_id))
-        some = compute.and_(some, compute.equal(rows.column("incarnation"), lane.incarnation))
-        some = compute.and_(some, compute.greater_equal(offsets, piece.low))
-        some = compute.and_(some, compute.less(offsets, piece.high))
+    for row_range in chosen.row_ranges:
+        queue, offsets = row_range.queue, rows.column("queue_offset")
+        some = compute.equal(rows.column("broker"), shown(queue.broker))
+        some = compute.and_(some, compute.equal(rows.column("queue_id"), queue.queue_id))
+        some = compute.and_(some, compute.equal(rows.column("incarnation"), queue.incarnation))
+        some = compute.and_(some, compute.greater_equal(offsets, row_range.low))
+        some = compute.and_(some, compute.less(offsets, row_range.high))
         mask = some if mask is None else compute.or_(mask, some)
     return rows.filter(mask)
 
@@ -477,7 +477,7 @@ def _of_pieces(rows: pa.RecordBatch, chosen: Chosen) -> pa.RecordBatch:
 # -- streams ---------------------------------------------------------------------------------------
 #
 # Overview: the driver follows the journals and gives Spark positions (``tiered.spark.positions``), which go into
-# the query's checkpoint; a batch's partitions are stretches of the tier, as with a batch query. Spark writes the
+# the query's checkpoint; a batch's partitions are offset ranges of the tier, as with a batch query. Spark writes the
 # end of a batch down before the batch begins, so after a crash the same batch is done again with the same rows;
 # with a sink that knows its batches (files, or ``foreachBatch`` that is idempotent by batch) each message comes
 # out once.
@@ -583,7 +583,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for key, count in batch.short.items():
                 _say(key, count, "messages of a batch that was planned earlier are left out")
-            made = partitions_of(self._options, batch.files, batch.stretches)
+            made = partitions_of(self._options, batch.files, batch.offset_ranges)
             self._planned = _Planned(positions, made, batch.short)
         return self._planned.partitions
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 _Data = TypeVar("_Data")
-_PIECE_BYTES_MIN: Final = 1024
-"""From here on the mean piece of an append is written from where it lies: of bodies, from about 4 KiB."""
+_CHUNK_BYTES_MIN: Final = 1024
+"""From here on the mean chunk of an append is written from where it lies: of bodies, from about 4 KiB."""
 
 
 class CommitLog:
@@ -115,7 +115,7 @@ class CommitLog:
             begin = self.end
             plan = _AppendPlan(messages, begin, self._file_bytes, self._queue_ends)
             heads = messages.heads(plan.queue_offsets, plan.positions, now_ms, store_host)
-            self._write(plan.pieces(messages, heads), 4 * len(messages), plan.end)
+            self._write(plan.chunks(messages, heads), 4 * len(messages), plan.end)
             # First, then the hand-over: what isn't handed over is read from the log, as far as this end.
             places = self._count(plan.places(now_ms), plan.moved)
             if plan.end > begin:
@@ -133,8 +133,8 @@ class CommitLog:
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
             plan = _AppendPlan(records, self.end, self._file_bytes, self._queue_ends)
             records.put_places(plan.queue_offsets, plan.positions, now_ms, store_host)
-            pieces = plan.ready_pieces(records)
-            self._write(pieces, len(pieces), plan.end)
+            chunks = plan.ready_chunks(records)
+            self._write(chunks, len(chunks), plan.end)
             return self._count(plan.places(now_ms), plan.moved)
 
     def append_made(
@@ -154,14 +154,14 @@ class CommitLog:
             self._check_sound()
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
             offset, position = self._queue_ends.get(queue, 0), self.end
-            pieces = [make(offset, position, now_ms)]
+            chunks = [make(offset, position, now_ms)]
             room = self._file_bytes - position % self._file_bytes - BLANK_BYTES_MIN
-            if len(pieces[0]) > room:
+            if len(chunks[0]) > room:
                 rest = room + BLANK_BYTES_MIN
                 position += rest
-                pieces = [_blank(rest), make(offset, position, now_ms)]
-            end = position + len(pieces[-1])
-            self._write(pieces, len(pieces), end)
+                chunks = [_blank(rest), make(offset, position, now_ms)]
+            end = position + len(chunks[-1])
+            self._write(chunks, len(chunks), end)
             places = RecordPlaces((offset,), (position,), end, now_ms)
             return self._count(places, {queue: offset + takes})
 
@@ -198,12 +198,12 @@ class CommitLog:
         if self.is_broken:
             raise OSError(errno.EIO, "an earlier write could not be truncated")
 
-    def _write(self, pieces: Iterable[bytes | bytearray], count: int, end: int) -> None:
-        # Small pieces are joined, which costs less than having the system take each; large ones are not copied.
-        if end - self.end < _PIECE_BYTES_MIN * count:
-            self._write_at(self._rows.write, b"".join(pieces), end)
+    def _write(self, chunks: Iterable[bytes | bytearray], count: int, end: int) -> None:
+        # Small chunks are joined, which costs less than having the system take each; large ones are not copied.
+        if end - self.end < _CHUNK_BYTES_MIN * count:
+            self._write_at(self._rows.write, b"".join(chunks), end)
         else:
-            self._write_at(self._rows.write_pieces, list(pieces), end)
+            self._write_at(self._rows.write_chunks, list(chunks), end)
 
     def _write_at(
         self, write: Callable[[str, int, int, _Data], None], data: _Data, end: int
@@ -272,26 +272,26 @@ class _AppendPlan:
             position += size
         return found, position
 
-    def pieces(self, messages: Prepared, heads: Sequence[bytes]) -> Iterable[bytes]:
+    def chunks(self, messages: Prepared, heads: Sequence[bytes]) -> Iterable[bytes]:
         """The bytes from the log's end on; none goes over the end of a file."""
         columns = (heads, messages.fields.bodies, messages.leads, messages.properties)
         found = chain.from_iterable(zip(*columns, strict=True))
         if not self.blanks:
             return found
-        pieces = list(found)
+        chunks = list(found)
         for number, rest in reversed(self.blanks):
-            pieces.insert(4 * number, _blank(rest))
-        return pieces
+            chunks.insert(4 * number, _blank(rest))
+        return chunks
 
-    def ready_pieces(self, records: ReadyRecords) -> list[bytes | bytearray]:
+    def ready_chunks(self, records: ReadyRecords) -> list[bytes | bytearray]:
         """Likewise, of records that are whole."""
-        pieces: list[bytes | bytearray] = []
+        chunks: list[bytes | bytearray] = []
         first = done = 0
         for number, rest in self.blanks:
             end = done + sum(records.sizes[first:number])
-            pieces += [records.data[done:end], _blank(rest)]
+            chunks += [records.data[done:end], _blank(rest)]
             first, done = number, end
-        return [one for one in (*pieces, records.data[done:] if done else records.data) if one]
+        return [one for one in (*chunks, records.data[done:] if done else records.data) if one]
 
 
 def _blank(size: int) -> bytes:

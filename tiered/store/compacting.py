@@ -79,9 +79,9 @@ if TYPE_CHECKING:
     from tiered.store.store_options import Compacting
 
 CHECKPOINT_FILE: Final = "compaction/position-checkpoint"
-_PIECE: Final = 8192
+_CHUNK: Final = 8192
 """Queue offsets that are copied or judged at once, if they fit in"""
-_PIECE_BYTES: Final = 16 << 20
+_CHUNK_BYTES: Final = 16 << 20
 _COPY_S: Final = 1.0
 _DELETE: Final = (
     "delete both folders of this queue: what the commit log has still is copied anew, and"
@@ -152,8 +152,8 @@ class _Appender:
         places = end.base + end.size + starts
         view = memoryview(block.buffer)
         begins = block.positions[where]
-        pieces = map(view.__getitem__, map(slice, begins.tolist(), (begins + sizes).tolist()))
-        data = bytearray().join(pieces)
+        chunks = map(view.__getitem__, map(slice, begins.tolist(), (begins + sizes).tolist()))
+        data = bytearray().join(chunks)
         bytes_at(data, ">i8")[starts + PHYSICAL_OFFSET_AT] = places
         units = np.zeros(len(where), BATCH_ITEM)
         units["physical_offset"], units["size"], units["tag_code"] = places, sizes, tags[where]
@@ -309,7 +309,7 @@ class _Queue:
         log, size, count, sound = CompactionLog(self.queue, (file,)), 0, 0, 1
         has_from = self._has_from()
         while sound and count < file.count:
-            units = file.units(count, count + _PIECE)
+            units = file.units(count, count + _CHUNK)
             sizes = units["size"].astype(np.int64)
             ends = size + sizes.cumsum()
             # Of a list of which the machine kept some pages only, places may be anything: they are not read by.
@@ -384,14 +384,14 @@ class _Queue:
         return plan_pass(files, compacted_to, settings, now_ms)
 
     def keyed(self, files: Iterable[CompactedFile]) -> Iterator[Rows]:
-        """The records of files in pieces.
+        """The records of files in chunks.
 
         Raises:
             DataError: Queue offsets do not ascend, by which it is told which message is the newest.
         """
         assert self.log is not None
         last = -1
-        for file, units in chain.from_iterable(map(self._pieces, files)):
+        for file, units in chain.from_iterable(map(self._chunks, files)):
             block = self.log.block(file, units)
             offsets = block.queue_offsets
             if (np.diff(offsets, prepend=last) <= 0).any():
@@ -399,9 +399,9 @@ class _Queue:
             last = int(offsets[-1])
             yield keyed_block(block, offsets, self.queue)
 
-    def _pieces(self, file: CompactedFile) -> Iterator[tuple[CompactedFile, Units]]:
+    def _chunks(self, file: CompactedFile) -> Iterator[tuple[CompactedFile, Units]]:
         assert self.log is not None
-        for one, units in self.log.pieces(file.first, count_max=_PIECE, bytes_max=_PIECE_BYTES):
+        for one, units in self.log.chunks(file.first, count_max=_CHUNK, bytes_max=_CHUNK_BYTES):
             if one is not file:
                 return
             self._go_on()
@@ -424,7 +424,7 @@ class _Queue:
             appender.put(block, tags, where)
         appender.roll()
         number = written = 0
-        for file, every in chain.from_iterable(map(self._pieces, filter(_is_full, files))):
+        for file, every in chain.from_iterable(map(self._chunks, filter(_is_full, files))):
             assert self.log is not None
             units = every[flags[number : number + len(every)]]
             number += len(every)
@@ -701,10 +701,10 @@ class Compactions:
         index, bounds, end = self._listed(queue)
         at = begin = max(mine.end, index.first_not_below(bounds.log_min, end))
         while at < end:
-            entries = index.entries(at, min(end, at + _PIECE))
+            entries = index.entries(at, min(end, at + _CHUNK))
             sizes = entries.sizes.astype(np.int64).cumsum()
-            many = max(1, int(np.searchsorted(sizes, _PIECE_BYTES, "right")))
-            entries = index.entries(at, min(end, at + min(many, _PIECE)))
+            many = max(1, int(np.searchsorted(sizes, _CHUNK_BYTES, "right")))
+            entries = index.entries(at, min(end, at + min(many, _CHUNK)))
             found = fetch(parts.log, queue, entries, bounds, is_batch=False)
             good = np.flatnonzero((found.cases == 0) & (found.record_of >= 0))
             where, tags = found.record_of[good], np.zeros(len(found.block), np.int64)

@@ -262,7 +262,7 @@ class Disk:
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT
 OPEN_MAX: Final = 256
-_PIECES_MAX: Final = 1024
+_CHUNKS_MAX: Final = 1024
 """Linux takes no more in one call."""
 
 
@@ -295,19 +295,19 @@ class RowWriter:
         """Put ``data`` at a place of a file that is named by itself."""
         self._write(path, file_bytes, at, memoryview(data).cast("B"))
 
-    def write_pieces(
-        self, folder: str, file_bytes: int, offset: int, pieces: Sequence[bytes | bytearray]
+    def write_chunks(
+        self, folder: str, file_bytes: int, offset: int, chunks: Sequence[bytes | bytearray]
     ) -> None:
         """Likewise, from several buffers, none of which goes over the end of a file. None is copied."""
         first = 0
-        while first < len(pieces):
+        while first < len(chunks):
             at, size, last = offset % file_bytes, 0, first
-            for piece in pieces[first : first + _PIECES_MAX]:
-                if last > first and size + len(piece) > file_bytes - at:
+            for chunk in chunks[first : first + _CHUNKS_MAX]:
+                if last > first and size + len(chunk) > file_bytes - at:
                     break
-                size, last = size + len(piece), last + 1
+                size, last = size + len(chunk), last + 1
             path = f"{folder}/{offset - at:0{NAME_DIGITS}d}"
-            self._write(path, file_bytes, at, pieces[first:last])
+            self._write(path, file_bytes, at, chunks[first:last])
             offset, first = offset + size, last
 
     def sync(self) -> None:

@@ -687,7 +687,7 @@ def _expire_queue(parts: StoreParts, queue: MessageQueue, end: QueueEnd, log_min
 _LOG = logging.getLogger(__name__)
 _REST_S: Final = 0.01
 _COLLECT_S: Final = 0.008
-"""What comes within it is listed in one go: a piece of the log costs as much as some hundred messages."""
+"""What comes within it is listed in one go: a chunk of the log costs as much as some hundred messages."""
 _COLLECT_BUSY_S: Final = 0.03
 """Likewise, while so much comes that appends and the lists want the interpreter all the time."""
 _BUSY_BYTES: Final = 512 << 10

@@ -1,4 +1,4 @@
-"""From messages, or records of elsewhere, to the pieces of records, as far as possible before the log's order is known.
+"""From messages, or records of elsewhere, to the chunks of records, as far as possible before the log's order is known.
 
 All of it goes a batch at a time.
 
@@ -521,7 +521,7 @@ class Encoder:
         self._size_max = options.record_bytes_max
 
     def prepare(self, messages: Sequence[NewMessage], now_ms: int) -> Prepared:
-        """Check messages and make their pieces.
+        """Check messages and make their chunks.
 
         Raises:
             InvalidError: One cannot be stored as it is. Retrying does not help.

@@ -1,4 +1,4 @@
-"""What consume queues and the key index want to know of a piece of the log: from its bytes, or from what was handed over.
+"""What consume queues and the key index want to know of a chunk of the log: from its bytes, or from what was handed over.
 
 Both ways give the same, which tests hold equal: a running store is told by its own writer (``StoredHandover``),
 recovery, and a store that has fallen behind, read the log.
@@ -162,7 +162,7 @@ def key_hash(topic: str, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What consume queues and the index want to know of a piece of the log."""
+    """What consume queues and the index want to know of a chunk of the log."""
 
     tag_codes: Longs  # int64[n], of each record
     hashes: Longs  # int64[m], of the keys, in log order; of a record the unique key first
@@ -205,7 +205,7 @@ _SYS_FLAG: Final = attrgetter("sys_flag")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A piece of the log."""
+    """A chunk of the log."""
 
     groups: Sequence[Group]  # for each queue the indices of its records, in log order
     # physical_offsets, queue_offsets, store_timestamps_ms: int64[n].

@@ -1,6 +1,6 @@
 """What follows the log: consume queues, the key index, then the registered dispatchers, in this order.
 
-**Contract.** Pieces of the log are taken in log order by one thread, the reput thread or recovery. A record whose queue
+**Contract.** Chunks of the log are taken in log order by one thread, the reput thread or recovery. A record whose queue
 offset is listed already is passed over (duplicates are ignored by offset). Consume queues are written behind the log,
 so what they list is there. Dispatchers get what was listed, as batches of one queue; one that refuses a batch looks
 after itself (``TieredDispatcher`` compensates).
@@ -28,13 +28,13 @@ from tiered.format.items import (
 from tiered.format.properties import parse_properties
 from tiered.format.sysflag import is_listable
 from tiered.local.catalog import SCHEDULE_TOPIC
+from tiered.local.chunks import LogChunks, Next
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.interface import RecordBatch
 from tiered.local.layout import (
     BATCH_DIRECTORY,
     QUEUE_DIRECTORY,
 )
-from tiered.local.pieces import LogPieces, Next
 from tiered.local.queue_reader import cut_records
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.facts import of_block, of_handed
@@ -80,14 +80,14 @@ class Listing:
         return any(self._kinds.needs_records(queue.topic) for queue, _ in facts.groups)
 
     def take(self, facts: Facts, dispatchers: Sequence[Dispatch] = ()) -> None:
-        """List the records of a piece of the log.
+        """List the records of a chunk of the log.
 
         Args:
             facts: What is to be listed, in log order.
             dispatchers: Called last, in order; then the facts must have their block.
 
         Raises:
-            OSError: The disk refused it; taking the same piece again does the rest. Dispatchers then hear what they have
+            OSError: The disk refused it; taking the same chunk again does the rest. Dispatchers then hear what they have
                 not heard; all of them hear it all again where one of them failed.
         """
         batches = self._untold
@@ -259,14 +259,14 @@ def _batch(
     )
 
 
-_PIECE_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
 _MESSAGES_MAX: Final = 1 << 13
 
 
 class Reput:
-    """The reput thread's work: following the log up to the confirmed end, a piece at a time.
+    """The reput thread's work: following the log up to the confirmed end, a chunk at a time.
 
-    **Contract.** Nothing at or above ``confirmed()`` is ever listed or dispatched. ``position`` moves once a piece has
+    **Contract.** Nothing at or above ``confirmed()`` is ever listed or dispatched. ``position`` moves once a chunk has
     been taken whole; taking it again after an error does no harm. For one thread.
     """
 
@@ -284,10 +284,10 @@ class Reput:
         self._listing = listing
         self._handover = handover
         self._confirmed = confirmed
-        self._pieces = LogPieces(log)
+        self._chunks = LogChunks(log)
 
     def step(self) -> bool:
-        """Take one piece; False when there is none."""
+        """Take one chunk; False when there is none."""
         limit = self._confirmed()
         if self.position >= limit:
             return False
@@ -318,23 +318,23 @@ class Reput:
         return 0 < limit - position < size <= room
 
     def _read(self, limit: int, dispatchers: Sequence[Dispatch]) -> bool:
-        """Take a piece from the log itself; False when no whole record lies below ``limit``."""
+        """Take a chunk from the log itself; False when no whole record lies below ``limit``."""
         if self._log.base_of(self.position) is None:
             self._log.rescan()
-        piece = self._pieces.read(
-            self.position, limit, _PIECE_BYTES, check_crc=False, check_place=False
+        chunk = self._chunks.read(
+            self.position, limit, _CHUNK_BYTES, check_crc=False, check_place=False
         )
-        if len(piece.block):
-            self._listing.take(of_block(piece.block), dispatchers)
-        elif piece.follows is not Next.FILE and self.is_cut(limit):
+        if len(chunk.block):
+            self._listing.take(of_block(chunk.block), dispatchers)
+        elif chunk.follows is not Next.FILE and self.is_cut(limit):
             return False
-        elif piece.follows in {Next.NOTHING, Next.BROKEN}:
+        elif chunk.follows in {Next.NOTHING, Next.BROKEN}:
             raise DataError(
-                f"no record at {piece.end}, where one was appended", where=self._log.directory
+                f"no record at {chunk.end}, where one was appended", where=self._log.directory
             )
-        self.position = piece.end
-        if piece.follows is Next.FILE:
-            self.position = -(-piece.end // self._log.file_bytes) * self._log.file_bytes
+        self.position = chunk.end
+        if chunk.follows is Next.FILE:
+            self.position = -(-chunk.end // self._log.file_bytes) * self._log.file_bytes
         return True
 
 

@@ -283,7 +283,7 @@ class StoreReader:
         log = self._compacted(queue)
         if log is None or start >= log.end:
             return [], start
-        for file, units in log.pieces(start, count_max=count_max, bytes_max=bytes_max):
+        for file, units in log.chunks(start, count_max=count_max, bytes_max=bytes_max):
             block = log.block(file, units)
             is_sound = (block.faults == RecordFault.OK) & (units["base_offset"] >= start)
             sound = np.flatnonzero(is_sound).tolist()

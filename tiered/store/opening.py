@@ -25,6 +25,7 @@ from tiered.format.broker_checkpoint import (
 )
 from tiered.format.items import BATCH_ITEM_BYTES, FILLER_SIZE, ITEM_BYTES, is_filler
 from tiered.local.catalog import check_topic
+from tiered.local.chunks import Chunk, LogChunks, Next, count_sound
 from tiered.local.compaction_log import folders_of
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import (
@@ -36,7 +37,6 @@ from tiered.local.layout import (
     read_text,
 )
 from tiered.local.mapped_file_queue import NAME_DIGITS, FileCache, MappedFileQueue, list_bases
-from tiered.local.pieces import LogPieces, Next, Piece, count_sound
 from tiered.store.disk import (
     CHECKPOINT_FILE,
     Disk,
@@ -339,10 +339,10 @@ def _assemble(
 # Walking the log of a store that is being recovered: every record is checked, and listed as far as all are
 # whole.
 #
-# **Contract.** A thread of its own reads and checks a piece while the piece before is listed; what is listed
+# **Contract.** A thread of its own reads and checks a chunk while the chunk before is listed; what is listed
 # was checked. Nothing of the log is changed. Doing it again lists what is not listed yet.
 
-PIECE_BYTES: Final = 8 << 20
+CHUNK_BYTES: Final = 8 << 20
 SECTOR_BYTES: Final = 512
 """What a disk writes whole or not at all, at least; pages are made of them."""
 _ZEROS: Final = re.compile(rb"\0+")
@@ -371,20 +371,20 @@ def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing) -> 
         InvalidError: A file may not be read.
     """
     position, store_ms, records = begin, 0, 0
-    readers = LogPieces(log), LogPieces(log)
+    readers = LogChunks(log), LogChunks(log)
     with ThreadPoolExecutor(1, "store-replay") as ahead:
         future = ahead.submit(_check, log, readers[0], begin, covered)
         while True:
-            piece, sound = future.result()
-            following = _follow(log, piece, sound)
+            chunk, sound = future.result()
+            following = _follow(log, chunk, sound)
             if following is not None:
                 readers = readers[::-1]  # the other's records are listed meanwhile
                 future = ahead.submit(_check, log, readers[0], following, covered)
             if sound:
-                block = piece.block
+                block = chunk.block
                 listing.take(of_block(block, np.arange(len(block)) < sound))
                 store_ms, records = int(block.store_timestamps_ms[sound - 1]), records + sound
-                position = piece.start + int(block.positions[sound - 1] + block.sizes[sound - 1])
+                position = chunk.start + int(block.positions[sound - 1] + block.sizes[sound - 1])
             if following is None:
                 return Recovered(begin, position, store_ms, records)
             position = following
@@ -396,14 +396,14 @@ def check_covered(log: MappedFileQueue, begin: int, covered: int) -> None:
     Raises:
         InvalidError: A file may not be read.
     """
-    pieces, position = LogPieces(log), begin
+    chunks, position = LogChunks(log), begin
     while position < covered:
-        piece, sound = _check(log, pieces, position, covered)
-        following = _follow(log, piece, sound)
+        chunk, sound = _check(log, chunks, position, covered)
+        following = _follow(log, chunk, sound)
         if following is None:
-            at = piece.end
-            if sound < len(piece.block):
-                at = piece.start + int(piece.block.positions[sound])
+            at = chunk.end
+            if sound < len(chunk.block):
+                at = chunk.start + int(chunk.block.positions[sound])
             if at < covered:
                 raise DataError(
                     f"a record at {at} is damaged, and the log was on the disk up to {covered}",
@@ -416,36 +416,36 @@ def check_covered(log: MappedFileQueue, begin: int, covered: int) -> None:
 
 def is_boundary(log: MappedFileQueue, position: int) -> bool:
     """Whether a sound record begins there, or the blank at the end of a file."""
-    piece = LogPieces(log).read(position, _FAR, _HEAD_BYTES)
-    return count_sound(piece) > 0 or (not len(piece.block) and piece.follows is Next.FILE)
+    chunk = LogChunks(log).read(position, _FAR, _HEAD_BYTES)
+    return count_sound(chunk) > 0 or (not len(chunk.block) and chunk.follows is Next.FILE)
 
 
 def _check(
-    log: MappedFileQueue, pieces: LogPieces, position: int, covered: int
-) -> tuple[Piece, int]:
-    piece = pieces.read(position, _FAR, PIECE_BYTES)
-    return piece, count_whole(log, piece, covered)
+    log: MappedFileQueue, chunks: LogChunks, position: int, covered: int
+) -> tuple[Chunk, int]:
+    chunk = chunks.read(position, _FAR, CHUNK_BYTES)
+    return chunk, count_whole(log, chunk, covered)
 
 
-def _follow(log: MappedFileQueue, piece: Piece, sound: int) -> int | None:
-    """Where the log goes on behind a piece; None: nowhere."""
-    if sound < len(piece.block):
+def _follow(log: MappedFileQueue, chunk: Chunk, sound: int) -> int | None:
+    """Where the log goes on behind a chunk; None: nowhere."""
+    if sound < len(chunk.block):
         return None
-    if piece.follows is Next.MORE:
-        return piece.end
-    if piece.follows is Next.FILE and piece.next_file is not None:
+    if chunk.follows is Next.MORE:
+        return chunk.end
+    if chunk.follows is Next.FILE and chunk.next_file is not None:
         # The blank goes too when nothing is behind it: what it made room for is not there.
-        head = LogPieces(log).read(piece.next_file, _FAR, _HEAD_BYTES)
-        return piece.next_file if count_sound(head) > 0 else None
+        head = LogChunks(log).read(chunk.next_file, _FAR, _HEAD_BYTES)
+        return chunk.next_file if count_sound(head) > 0 else None
     return None
 
 
-def count_whole(log: MappedFileQueue, piece: Piece, covered: int) -> int:
+def count_whole(log: MappedFileQueue, chunk: Chunk, covered: int) -> int:
     """How many records, from the first, pass every check; those that the checkpoint covers are not looked at for zeros."""
-    sound, block = count_sound(piece), piece.block
-    covered_records = int(np.searchsorted(block.positions[:sound], covered - piece.start))
-    place = int(log.within(piece.start))
-    base = piece.start - place
+    sound, block = count_sound(chunk), chunk.block
+    covered_records = int(np.searchsorted(block.positions[:sound], covered - chunk.start))
+    place = int(log.within(chunk.start))
+    base = chunk.start - place
     return first_lost(
         block, covered_records, sound, place, lambda at, size: log.read(base + at, size)
     )
@@ -514,7 +514,7 @@ def _has_lost(
 
 # -- making it whole -------------------------------------------------------------------------------
 
-_PIECE_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 8 << 20
 
 
 def read_checkpoint(root: str) -> Checkpoint:
@@ -677,7 +677,7 @@ def open_log(layout: Layout, cache: FileCache) -> MappedFileQueue:
 # store needs recovery; here it is refused.
 
 _ITEM: Final = Struct(">qiq")
-_END_PIECE_BYTES: Final = 4 << 20
+_END_CHUNK_BYTES: Final = 4 << 20
 _FILES_LOOKED_AT: Final = 2
 
 
@@ -747,21 +747,21 @@ def _log_end(log: MappedFileQueue) -> tuple[int, int, int]:
         return 0, 0, 0
     position = records_end = log.bases[-_FILES_LOOKED_AT:][0]
     store_ms = 0
-    pieces = LogPieces(log)
+    chunks = LogChunks(log)
     while True:
-        piece = pieces.read(position, _FAR, _END_PIECE_BYTES, check_crc=False)
-        position = piece.end
-        if count_sound(piece) < len(piece.block):
-            piece.follows = Next.BROKEN
-        elif len(piece.block):
-            records_end, store_ms = piece.end, int(piece.block.store_timestamps_ms[-1])
-        if piece.follows is Next.FILE and piece.next_file is not None:
-            position = piece.next_file
-        elif piece.follows is Next.FILE:
+        chunk = chunks.read(position, _FAR, _END_CHUNK_BYTES, check_crc=False)
+        position = chunk.end
+        if count_sound(chunk) < len(chunk.block):
+            chunk.follows = Next.BROKEN
+        elif len(chunk.block):
+            records_end, store_ms = chunk.end, int(chunk.block.store_timestamps_ms[-1])
+        if chunk.follows is Next.FILE and chunk.next_file is not None:
+            position = chunk.next_file
+        elif chunk.follows is Next.FILE:
             return log.end, records_end, store_ms
-        elif piece.follows is Next.NOTHING:
+        elif chunk.follows is Next.NOTHING:
             return position, records_end, store_ms
-        elif piece.follows is not Next.MORE:
+        elif chunk.follows is not Next.MORE:
             raise DataError(
                 f"there is a damaged record, or none, before {position}, where the log should end",
                 where=log.directory,

@@ -258,12 +258,12 @@ def _is_as_put(path: str, file_bytes: int, size: int, crc: int, *, is_open: bool
         if os.fstat(file.fileno()).st_size != file_bytes:
             return False
         found, left = 0, size
-        while left and (piece := file.read(min(left, _READ_BYTES))):
-            found, left = zlib_ng.crc32(piece, found), left - len(piece)
+        while left and (chunk := file.read(min(left, _READ_BYTES))):
+            found, left = zlib_ng.crc32(chunk, found), left - len(chunk)
         if left or found != crc:
             return False
         rest = iter(lambda: file.read(_READ_BYTES), b"")
-        return is_open or all(piece.count(0) == len(piece) for piece in rest)
+        return is_open or all(chunk.count(0) == len(chunk) for chunk in rest)
 
 
 def _changed(where: str, what: str) -> InvalidError:
@@ -370,8 +370,8 @@ class ReadyRecords:
         middles = [leads[queue[0]][size] for queue, size in zip(queues, lengths, strict=True)]
         heads = _heads(block, options.store_host)
         self.queues, self.distinct = queues, set(queues)
-        pieces = chain.from_iterable(zip(heads, middles, properties, strict=True))
-        self.data = bytearray().join(pieces)  # the records, one behind the other
+        chunks = chain.from_iterable(zip(heads, middles, properties, strict=True))
+        self.data = bytearray().join(chunks)  # the records, one behind the other
         head_sizes = np.fromiter(map(len, heads), np.int64, len(heads))
         sizes = head_sizes + np.fromiter(map(len, middles), np.int64, len(middles)) + lengths
         self.sizes: list[int] = sizes.tolist()  # bytes of each

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 from tiered.errors import DataError, InvalidError
 from tiered.format.items import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
+from tiered.local.chunks import LogChunks, Next
 from tiered.local.compaction_log import file_sizes
 from tiered.local.layout import ABORT_FILE, list_queues, log_file_bytes, read_text
 from tiered.local.mapped_file_queue import NAME_DIGITS, FileCache, MappedFileQueue, list_bases
-from tiered.local.pieces import LogPieces, Next
 from tiered.store.disk import replace_file, sync_folder
 from tiered.store.keyindex import sizes_on_disk
 from tiered.store.store_options import StoreOptions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tiered.local.layout import Layout
 
 _FAR: Final = 1 << 62
-_PIECE_BYTES: Final = 4 << 20
+_CHUNK_BYTES: Final = 4 << 20
 SIZES_FILE: Final = "config/tieredStore.json"
 """The sizes that a store was made with, which count as long as no distance of two files shows them. Brokers pass it over."""
 _PAGE_BYTES: Final = 4096
@@ -109,10 +109,10 @@ def _refuse_cut(log: str, base: int, size: int) -> None:
     cache = FileCache()
     try:
         row = MappedFileQueue(cache, log, size)
-        pieces, at, follows = LogPieces(row), base, Next.MORE
+        chunks, at, follows = LogChunks(row), base, Next.MORE
         while follows is Next.MORE:
-            piece = pieces.read(at, _FAR, _PIECE_BYTES, check_crc=False)
-            at, follows = piece.end, piece.follows
+            chunk = chunks.read(at, _FAR, _CHUNK_BYTES, check_crc=False)
+            at, follows = chunk.end, chunk.follows
         rest = base + size - at
         head = row.read(at, SIZE_AND_MAGIC.size) if rest else b""
         runs_over = rest < BLANK_BYTES_MIN and (follows is not Next.FILE or bool(rest))

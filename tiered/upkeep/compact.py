@@ -1,7 +1,7 @@
 """Key compaction of a tier: of each key of a topic the newest message stays. Plan, then apply.
 
 Overview: ``Compactor.plan`` reads the keys in sealed segments of each queue that is due (``tiered.compaction.passes``), in
-stretches and, when not all keys fit into memory, in rounds (``tiered.compaction.newest``), to see what stays. ``apply``
+ranges and, when not all keys fit into memory, in rounds (``tiered.compaction.newest``), to see what stays. ``apply``
 rewrites the parts of which something goes as sparse sections in bundles of the last level, and names them with one
 ``compacted`` action for as many whole queues as fill a bundle: a reader sees a queue before or after, never a mix. Messages
 are read and written by an engine's works (``tiered.upkeep.compact_work``): in this thread, or as tasks of Spark.
@@ -49,7 +49,7 @@ from tiered.crashpoints import reached
 from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import Entry
-from tiered.keys import guest_sequences, maker_of
+from tiered.keys import maintenance_sequences, maker_of
 from tiered.log.bundles import encode_numbers
 from tiered.log.flat_file import ITEM
 from tiered.log.merge import MergeRun, fingerprint
@@ -60,14 +60,14 @@ from tiered.model import MessageQueue
 from tiered.upkeep.compact_work import (
     RUN_BYTES_MAX,
     BundleWork,
-    Guest,
     KeysWork,
+    MaintenanceWriter,
     PartRange,
     make_bundle,
     plan_runs,
     read_keys,
 )
-from tiered.upkeep.engine import Workbench, all_done, own_engine
+from tiered.upkeep.engine import WorkContext, all_done, own_engine
 from tiered.upkeep.workplace import (
     FORMAT,
     Ledger,
@@ -104,7 +104,7 @@ STORED_PER_GIB_MONTH: Final = 0.023
 """US dollars, as of ``backends.wrapping.Prices``."""
 KEYS_SAMPLED: Final = 1 << 16
 """Of each queue so many keys, at most, are held against those of the topic's other queues; 512 KiB."""
-STRETCH_BYTES: Final = 64 << 20
+RANGE_BYTES: Final = 64 << 20
 _MESSAGE_BYTES: Final = 256
 """Works that read keys: about so many bytes each, where small messages count for more: a work gives a row back for each key,
 44 bytes, and many are under way."""
@@ -239,7 +239,7 @@ class Compactor:
         self._at = at
         self.settings = settings
         self._tell = tell
-        self.engine = engine or own_engine(Workbench(at.store, at.prefix, at.store))
+        self.engine = engine or own_engine(WorkContext(at.store, at.prefix, at.store))
         self.bundles = bundles
         self._judged: dict[tuple[MessageQueue, int], Judged] = {}
         self._spread: dict[str, tuple[int, int]] = {}
@@ -357,7 +357,7 @@ class Compactor:
             works = (
                 # A round may have got shorter since: what it gives up needs not be sent.
                 KeysWork(some, keeps_keyless, seen_ms, is_across, (newest.first, newest.last))
-                for some in _stretches([one.look for one in judged], self._tell)
+                for some in _offset_ranges([one.look for one in judged], self._tell)
             )
             with all_done(self.engine(read_keys, works)) as each:
                 for _, (rows, parts) in each:
@@ -472,7 +472,7 @@ class Compactor:
         require_same_tier(plan, journal.state)
         sequences, now_ms = _sequences(plan, journal), at.clock.now_ms()
         epoch, writer, escapes = journal.state.epoch, journal.writer, not able.distinguishes_case
-        guests = (Guest(epoch, writer, number, now_ms, escapes) for number in sequences)
+        guests = (MaintenanceWriter(epoch, writer, number, now_ms, escapes) for number in sequences)
         self._judge_again(plan, journal.state)
         run = _CompactRun(self, journal, guests, plan)
         run.run()
@@ -554,7 +554,7 @@ class _CompactRun:
         self,
         compactor: Compactor,
         journal: JournalWriter[TierState],
-        guests: Iterator[Guest],
+        guests: Iterator[MaintenanceWriter],
         plan: Plan,
     ) -> None:
         self._compactor = compactor
@@ -580,12 +580,12 @@ class _CompactRun:
             is_full = len(self._bundles) > self._compactor.bundles
             if is_other or (is_full and not self._plan["across_queues"]):
                 self._publish()
-            for piece in pieces_of(judged):
-                if not self._bundles or self._size + piece.left_bytes > RUN_BYTES_MAX:
+            for chunk in chunks_of(judged):
+                if not self._bundles or self._size + chunk.left_bytes > RUN_BYTES_MAX:
                     self._bundles.append([])
                     self._size = 0
-                self._bundles[-1].append(piece)
-                self._size += piece.left_bytes
+                self._bundles[-1].append(chunk)
+                self._size += chunk.left_bytes
             self._passes.append([step["topic"], step["queue_id"], step["position"], step["passes"]])
         if self._passes:
             self._publish()
@@ -597,10 +597,10 @@ class _CompactRun:
             BundleWork(
                 next(self._guests),
                 compression,
-                tuple(piece.run for piece in pieces),
-                tuple(piece.stays for piece in pieces),
+                tuple(chunk.run for chunk in chunks),
+                tuple(chunk.stays for chunk in chunks),
             )
-            for pieces in bundles
+            for chunks in bundles
         )
         pairs = list(self._compactor.made(works))
         made, runs = [one for _, one in pairs], [run for work, _ in pairs for run in work.runs]
@@ -632,7 +632,7 @@ class _CompactRun:
                 raise moved_on(f"the parts of {queue} have changed, as merging or expiry does")
 
 
-def pieces_of(judged: Judged) -> Iterator[SectionWork]:
+def chunks_of(judged: Judged) -> Iterator[SectionWork]:
     """What is to be rewritten of a queue."""
     look, changed, base = judged.look, judged.changed(), 0
     for segment in look.segments:
@@ -657,7 +657,7 @@ def _together(looks: Sequence[QueuePass], keys_max: int) -> Iterator[list[QueueP
     yield some
 
 
-def _stretches(looks: Sequence[QueuePass], tell: Tell) -> Iterator[tuple[PartRange, ...]]:
+def _offset_ranges(looks: Sequence[QueuePass], tell: Tell) -> Iterator[tuple[PartRange, ...]]:
     """What is read by each work: neighbouring parts of one queue or of several."""
     work: list[PartRange] = []
     size = 0
@@ -666,13 +666,13 @@ def _stretches(looks: Sequence[QueuePass], tell: Tell) -> Iterator[tuple[PartRan
         sizes = np.maximum(parts.column("log_bytes"), _MESSAGE_BYTES * parts.column("count"))
         for at, more in enumerate(sizes.tolist()):
             size += more
-            if size < STRETCH_BYTES and at < len(parts) - 1:
+            if size < RANGE_BYTES and at < len(parts) - 1:
                 continue
             some = parts[begin : at + 1]
             work.append(PartRange(look.queue, number, begin, some, look.tombstones_to, look.last))
             tell(look.queue, int(some[0].queue_offset), int(parts.queue_end))
             begin = at + 1
-            if size >= STRETCH_BYTES:
+            if size >= RANGE_BYTES:
                 yield tuple(work)
                 work, size = [], 0
     if work:
@@ -705,7 +705,7 @@ def _sequences(plan: Plan, journal: JournalWriter[TierState]) -> Iterator[int]:
         for incarnation in incarnations
         for bundle in incarnation.parts().bundles
     )
-    return guest_sequences(filter(None, made), state.epoch)
+    return maintenance_sequences(filter(None, made), state.epoch)
 
 
 def _file(segment: Segment) -> LogFile:

@@ -1,4 +1,4 @@
-"""The work of key compaction, as engines do it (``tiered.upkeep.engine``): keys of a stretch read, and a bundle made.
+"""The work of key compaction, as engines do it (``tiered.upkeep.engine``): keys of a range read, and a bundle made.
 
 This process and a task of Spark come to the same rows, and make the same bytes under the same key; a
 work that is done twice adopts what is there.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tiered.log.merge import MergeRun
     from tiered.log.parts import Part, Parts
     from tiered.model import MessageQueue
-    from tiered.upkeep.engine import Workbench
+    from tiered.upkeep.engine import WorkContext
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -64,9 +64,9 @@ class PartRange:
 
 @dataclass(frozen=True, slots=True)
 class KeysWork:
-    """Stretches whose keys are read by one."""
+    """OffsetRanges whose keys are read by one."""
 
-    stretches: tuple[PartRange, ...]
+    offset_ranges: tuple[PartRange, ...]
     keeps_keyless: bool
     seen_ms: int  # tombstones stored before may go
     is_across: bool  # by store time among all queues; else each queue by itself, by offset
@@ -85,35 +85,37 @@ class PartRead:
     tombstones: int
 
 
-def read_keys(bench: Workbench, work: KeysWork) -> tuple[Rows, list[PartRead]]:
+def read_keys(context: WorkContext, work: KeysWork) -> tuple[Rows, list[PartRead]]:
     """Of each key the newest row among these parts; and what there is to say of each part."""
     newest = Newest(NO_LIMIT, *work.digests, is_across=work.is_across)
     found = []
-    for stretch in work.stretches:
-        for at, part in enumerate(stretch.parts, stretch.begin):
-            batch = part_records(bench.tier, bench.prefix, stretch.queue, part)
+    for offset_range in work.offset_ranges:
+        for at, part in enumerate(offset_range.parts, offset_range.begin):
+            batch = part_records(context.tier, context.prefix, offset_range.queue, part)
             stays = batch.sizes <= 0
             left_bytes = keyless = tombstones = 0
             for rows in keyed_records(batch):
-                has_key, is_last = rows["flags"] & KEYED > 0, rows["offset"] == stretch.last
+                has_key, is_last = rows["flags"] & KEYED > 0, rows["offset"] == offset_range.last
                 kept = rows[is_last | ~has_key if work.keeps_keyless else is_last]
                 stays[kept["offset"] - int(part.queue_offset)] = True
                 left_bytes += int(kept["size"].sum())
                 keyless += int(np.count_nonzero(~has_key))
                 tombstones += int(np.count_nonzero(rows["flags"] & EMPTY))
-                newest.put(_judged_by_itself(rows[has_key], stretch, work))
+                newest.put(_judged_by_itself(rows[has_key], offset_range, work))
             found.append(
-                PartRead(stretch.number, at, np.packbits(stays), left_bytes, keyless, tombstones)
+                PartRead(
+                    offset_range.number, at, np.packbits(stays), left_bytes, keyless, tombstones
+                )
             )
     return newest.rows(), found
 
 
-def _judged_by_itself(rows: Rows, stretch: PartRange, work: KeysWork) -> Rows:
+def _judged_by_itself(rows: Rows, offset_range: PartRange, work: KeysWork) -> Rows:
     """Rows of messages with a key, as they are held against others."""
     goes = rows["flags"] & EMPTY > 0
-    goes &= (rows["offset"] < stretch.tombstones_to) & (rows["time_ms"] < work.seen_ms)
-    rows["flags"] = GOES * goes + HOLDS * holds(rows, stretch.last)
-    rows["queue"] = stretch.number
+    goes &= (rows["offset"] < offset_range.tombstones_to) & (rows["time_ms"] < work.seen_ms)
+    rows["flags"] = GOES * goes + HOLDS * holds(rows, offset_range.last)
+    rows["queue"] = offset_range.number
     return rows
 
 
@@ -131,12 +133,12 @@ def holds(rows: Rows, last: int) -> Flags:
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class MaintenanceWriter:
     """Who uploads a bundle, beside the present writer."""
 
     epoch: int  # of the writer
     writer: str  # id
-    sequence: int  # number of the object (``tiered.keys.guest_sequences``)
+    sequence: int  # number of the object (``tiered.keys.maintenance_sequences``)
     now_ms: int  # UTC; keys begin with it
     escapes_case: bool  # the store takes names for one that differ only in case
 
@@ -145,7 +147,7 @@ class Guest:
 class BundleWork:
     """A bundle that is to be made: of each run of neighbouring parts one section."""
 
-    guest: Guest
+    guest: MaintenanceWriter
     compression: Compression | None  # None: nothing is compressed
     runs: tuple[MergeRun, ...]
     stays: tuple[list[npt.NDArray[np.uint8]], ...]  # of each run's parts, as bits
@@ -159,7 +161,7 @@ class MadeBundle:
     size_bytes: int  # of the object
 
 
-def make_bundle(bench: Workbench, work: BundleWork) -> MadeBundle:
+def make_bundle(context: WorkContext, work: BundleWork) -> MadeBundle:
     """Make and upload a bundle.
 
     Raises:
@@ -167,15 +169,15 @@ def make_bundle(bench: Workbench, work: BundleWork) -> MadeBundle:
     """
     packer = Packer(work.compression) if work.compression else None
     sections = [
-        section_of(run, _lefts(bench, run, stays), packer)
+        section_of(run, _lefts(context, run, stays), packer)
         for run, stays in zip(work.runs, work.stays, strict=True)
     ]
     queues = {run.queue for run in work.runs}
     own = work.runs[0].queue if len(queues) == 1 else None
     guest = work.guest
     uploader = Uploader(
-        bench.tier,
-        bench.prefix,
+        context.tier,
+        context.prefix,
         epoch=guest.epoch,
         writer=guest.writer,
         clock=ManualClock(guest.now_ms),
@@ -196,11 +198,11 @@ def make_bundle(bench: Workbench, work: BundleWork) -> MadeBundle:
 
 
 def _lefts(
-    bench: Workbench, run: MergeRun, stays: Iterable[npt.NDArray[np.uint8]]
+    context: WorkContext, run: MergeRun, stays: Iterable[npt.NDArray[np.uint8]]
 ) -> Iterator[PartLeft]:
     """Parts of a queue, each read when it is asked for, and what stays of them."""
     for part, bits in zip(run.parts, stays, strict=True):
-        batch = part_records(bench.tier, bench.prefix, run.queue, part)
+        batch = part_records(context.tier, context.prefix, run.queue, part)
         yield PartLeft(part, batch, np.unpackbits(bits, count=part.count).view(np.bool_))
 
 

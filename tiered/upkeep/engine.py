@@ -1,9 +1,9 @@
 """Who does the work: the caller itself, threads of this process, or Spark's tasks (``tiered.spark.driver``).
 
 Overview: what reads or makes objects (an archive's files made, merged, verified, repaired, indexed and published; a tier's
-keys read and bundles made by compaction) is a function of a ``Workbench`` and of one thing to be done. An engine has it done
-for many, in any order, and takes these as it comes to them. The caller plans before, and commits what came of it behind:
-neither is an engine's.
+keys read and bundles made by compaction) is a function of a ``WorkContext`` and of one thing to be done. An engine has it
+done for many, in any order, and takes these as it comes to them. The caller plans before, and commits what came of it
+behind: neither is an engine's.
 
 Ordering: whatever a function writes is named by nothing until its caller has heard of it.
 
@@ -38,7 +38,7 @@ Outcomes = contextlib.AbstractContextManager["Iterator[tuple[T, V | Exception]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class WorkContext:
     """What one piece of work is done with."""
 
     tier: ObjectStore  # the tier's store, with retries
@@ -49,7 +49,7 @@ class Workbench:
 class Engine(Protocol):
     """Does work in any order, and takes it as it comes to it."""
 
-    def __call__(self, do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
+    def __call__(self, do: Callable[[WorkContext, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         """Have all of it done.
 
         Args:
@@ -145,33 +145,33 @@ def _rolled(
             yield from zip(running.pop(one), one.result(), strict=True)
 
 
-def local_engine(bench: Workbench, jobs: int) -> Engine:
+def local_engine(context: WorkContext, jobs: int) -> Engine:
     """Work in threads of this process.
 
     Args:
         jobs: How many at once (> 0); each needs the memory that its function says.
     """
 
-    def run(do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
+    def run(do: Callable[[WorkContext, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         def some(those: Sequence[T]) -> list[V | Exception]:
-            return [_outcome(do, bench, work) for work in those]
+            return [_outcome(do, context, work) for work in those]
 
         return rolling(works, some, count=1, window=jobs)
 
     return run
 
 
-def own_engine(bench: Workbench) -> Engine:
+def own_engine(context: WorkContext) -> Engine:
     """Work in the caller's own thread, one thing after another, each when it is asked for."""
 
-    def run(do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
-        return contextlib.nullcontext((work, _outcome(do, bench, work)) for work in works)
+    def run(do: Callable[[WorkContext, T], V], works: Iterable[T]) -> Outcomes[T, V]:
+        return contextlib.nullcontext((work, _outcome(do, context, work)) for work in works)
 
     return run
 
 
-def _outcome(do: Callable[[Workbench, T], V], bench: Workbench, work: T) -> V | Exception:
+def _outcome(do: Callable[[WorkContext, T], V], context: WorkContext, work: T) -> V | Exception:
     try:
-        return do(bench, work)
+        return do(context, work)
     except Exception as error:  # noqa: BLE001 (of any kind it is an outcome)
         return error

@@ -102,7 +102,7 @@ CLOCKS_APART_MS = 300_000
 """When ours and the store's clock differ by more, one of them is wrong, and nothing expires."""
 
 
-class ArchiveProof(Protocol):
+class ExpiryProof(Protocol):
     """Says of each segment whether it lies elsewhere as well, so that the tier may give it up."""
 
     @property
@@ -125,7 +125,7 @@ def topics_of(at: Workplace) -> set[str]:
 
 
 def plan_expire(
-    at: Workplace, ttl_ms: Ttl, *, objects_max: int, proof: ArchiveProof | None = None
+    at: Workplace, ttl_ms: Ttl, *, objects_max: int, proof: ExpiryProof | None = None
 ) -> ExpirePlan:
     """What expires now. Changes nothing.
 
@@ -202,7 +202,7 @@ def _is_needed(state: TierState, hour: int) -> bool:
 
 
 def apply_steps(
-    at: Workplace, plan: ExpirePlan, proof: ArchiveProof | None = None
+    at: Workplace, plan: ExpirePlan, proof: ExpiryProof | None = None
 ) -> dict[str, Any]:
     """Carry out a plan of either kind (``carry_out``).
 
@@ -232,7 +232,7 @@ def apply_steps(
     )
 
 
-def _hold(plan: ExpirePlan, proof: ArchiveProof | None, state: TierState, step: ExpiryStep) -> None:
+def _hold(plan: ExpirePlan, proof: ExpiryProof | None, state: TierState, step: ExpiryStep) -> None:
     """Everything that a step presumes."""
     hour = step.queue.queue_id
     may_go = plan.what != TIMERS or (

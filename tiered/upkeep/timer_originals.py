@@ -148,13 +148,13 @@ class TimerOriginals:
             wanted = sorted(found.offset for found in chosen if found.source == queue)
             for offset, record in self._placed(queue, wanted, one.queue.queue_id):
                 records[queue, offset] = record
-        pieces = [records.get((found.source, found.offset), b"") for found in chosen]
-        if not all(pieces):
+        chunks = [records.get((found.source, found.offset), b"") for found in chosen]
+        if not all(chunks):
             return _GONE
-        sizes = np.array([len(piece) for piece in pieces], np.int32)
+        sizes = np.array([len(chunk) for chunk in chunks], np.int32)
         starts = np.cumsum(sizes, dtype=np.int64) - sizes
-        log = bytearray(b"".join(pieces))
-        numbers = one.part.queue_offset + np.arange(len(pieces))
+        log = bytearray(b"".join(chunks))
+        numbers = one.part.queue_offset + np.arange(len(chunks))
         bytes_at(log, ">i8")[starts + QUEUE_OFFSET_AT] = numbers
         return PartBytes(log, encode_items(one.part.log_offset + starts, sizes, dues))
 

@@ -1,9 +1,9 @@
 """Whether what a tier holds is in an archive, so that the tier may give it up. Everything doubtful means: no.
 
 A segment may go when the archive's log has each of its offsets, of the same store times and of this very history of the
-queue, no more holes among them than the tier knows of, and every file that these stretches name is there with the bytes
-that the log says: each is read, and its checksum computed. Stretches must lie within the segment, since times say nothing of
-one that reaches far beyond it. Objects that the segment still has, as when it was archived, must be the same version.
+queue, no more holes among them than the tier knows of, and every file that these offset ranges name is there with the bytes
+that the log says: each is read, and its checksum computed. OffsetRanges must lie within the segment, since times say nothing
+of one that reaches far beyond it. Objects that the segment still has, as when it was archived, must be the same version.
 
 What a broker truncated is in no archive, and stays. Nothing is changed. One thread; what was read is not read again.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
-from tiered.archive.model import ArchiveLane
+from tiered.archive.model import ArchiveQueue
 from tiered.archive.plan import has_times, overtaken_by
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
@@ -32,8 +32,8 @@ LISTED = 1000
 """Segments named in a plan among those that stay."""
 
 
-class Evidence:
-    """What an archive proves of a tier; see ``tiered.upkeep.expire.Proof``."""
+class ArchiveProof:
+    """What an archive proves of a tier; see ``tiered.upkeep.expire.ExpiryProof``."""
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class Evidence:
         incarnations = state.queues[queue]
         if is_tail(incarnations, number):
             return "the broker truncated it, so it is in no archive"
-        lane = self._lane(queue, incarnations[number].number)
+        archived_queue = self._queue(queue, incarnations[number].number)
         tails = (
             incarnation for n, incarnation in enumerate(incarnations) if is_tail(incarnations, n)
         )
-        same = (tail for tail in tails if tail.number == lane.incarnation)
-        if any(overtaken_by(self._state, lane, tail) for tail in same):
+        same = (tail for tail in tails if tail.number == archived_queue.incarnation)
+        if any(overtaken_by(self._state, archived_queue, tail) for tail in same):
             return "the archive does not know yet what the broker truncated: archive first"
         start, end = _bounds(state, queue, number, segment)
         left: Ranges = ((start, end),) if start < end else ()
-        known = self._state.overlapping(lane, start, end)
+        known = self._state.overlapping(archived_queue, start, end)
         for one in known:
             left = without(left, one.start, one.end)
         if left:
@@ -105,9 +105,9 @@ class Evidence:
         return ""
 
     def _damage(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
-        lane = self._lane(queue, state.queues[queue][number].number)
+        archived_queue = self._queue(queue, state.queues[queue][number].number)
         start, end = _bounds(state, queue, number, segment)
-        for archived in self._state.overlapping(lane, start, end):
+        for archived in self._state.overlapping(archived_queue, start, end):
             for file in archived.objects():
                 if file.key not in self._wrong:
                     self._wrong[file.key] = self._look(file)
@@ -140,9 +140,9 @@ class Evidence:
                 return f"{key}: the tier's object is another version than was archived"
         return ""
 
-    def _lane(self, queue: MessageQueue, incarnation: int) -> ArchiveLane:
+    def _queue(self, queue: MessageQueue, incarnation: int) -> ArchiveQueue:
         place = self._place
-        return ArchiveLane(place.cluster, place.broker, queue.topic, queue.queue_id, incarnation)
+        return ArchiveQueue(place.cluster, place.broker, queue.topic, queue.queue_id, incarnation)
 
 
 def _bounds(

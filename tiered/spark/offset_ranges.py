@@ -1,15 +1,15 @@
 """What a tier and the archive beside it have, cut into what is read at once by one reader.
 
 Overview: of a tier planning goes by the journal alone: for each incarnation of a queue that the broker has not truncated,
-runs of parts without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only
-when one of their objects is gone (merged, or expired). Of an archive it goes by the log: pieces of files.
+runs of parts without a gap between them, ended at segments. An offset range knows its parts, so its reader asks the journal
+only when one of their objects is gone (merged, or expired). Of an archive it goes by the log: row ranges of files.
 
 Both as one: whatever the archive has of a history is read there, and the rest of it in the tier, by queue offsets. So
 nothing is there twice while it lies in both, and nothing is missing when it has expired in the tier.
 
-A stretch is part of one history (``tiered.log.cursor``): the broker may take an end of a queue back and put other messages
-there. ``tails`` says how often that had happened when the stretch was planned; its rows are those that stood there then, or
-an error: never others. Of an archive nothing counts that was truncated before or since: the tier keeps that.
+An offset range is part of one history (``tiered.log.cursor``): the broker may take an end of a queue back and put other
+messages there. ``tails`` says how often that had happened when the offset range was planned; its rows are those that stood
+there then, or an error: never others. Of an archive nothing counts that was truncated before or since: the tier keeps that.
 
 Partitions go by bundle: what lies in one bundle is read by one task, which fetches it in a few requests however many queues
 have a share in it (``packed``, ``FetchedStore``).
@@ -31,12 +31,12 @@ import numpy as np
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from backends.wrapping import WrappingStore
-from tiered.archive.archived import Stretches
+from tiered.archive.archived import OffsetRanges
 from tiered.archive.columns import Columns
-from tiered.archive.model import ArchiveLane
+from tiered.archive.model import ArchiveQueue
 from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archive
 from tiered.archive.selection import MAX, shown
-from tiered.archive.tables import Chosen, TablePiece, refuses_file
+from tiered.archive.tables import Chosen, TableRows, refuses_file
 from tiered.errors import DataError, InvalidError
 from tiered.log.cursor import IncarnationView, QueueCursor, incarnation_at
 from tiered.log.parts import Gap, Incarnation, Parts
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 _UNPACKED = 64
-"""Stretches of an archive that are unpacked at once."""
+"""OffsetRanges of an archive that are unpacked at once."""
 
 
 class Key(NamedTuple):
@@ -80,7 +80,7 @@ class Key(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Queue offsets ``[start, end)`` that an archive has, all of one of its stretches."""
+    """Queue offsets ``[start, end)`` that an archive has, all of one of its offset ranges."""
 
     start: int
     end: int
@@ -103,9 +103,9 @@ class Incarnations:
     the archive alone knows an empty one."""
     archive: ArchiveState | None = None  # its log; None: there is none
 
-    def lane(self, number: int) -> ArchiveLane:
+    def archived_queue(self, number: int) -> ArchiveQueue:
         """One incarnation, as the archive names it."""
-        return ArchiveLane(*self.key, number)
+        return ArchiveQueue(*self.key, number)
 
     def kept_end(self, number: int, tails: int) -> int:
         """One past the last queue offset at which an archive's row is of a history of an incarnation.
@@ -114,8 +114,8 @@ class Incarnations:
         the same in both.
         """
         assert self.archive is not None
-        incarnations, lane = self.incarnations[number], self.lane(number)
-        dealt = ends_dealt_with(self.archive, lane, incarnations)
+        incarnations, queue = self.incarnations[number], self.archived_queue(number)
+        dealt = ends_dealt_with(self.archive, queue, incarnations)
         return min(
             (incarnation.cut_at for incarnation in incarnations[min(dealt, tails) : -1]),
             default=MAX,
@@ -136,7 +136,9 @@ class Incarnations:
             end,
             self.kept_end(number, len(self.incarnations[number]) - 1 if tails is None else tails),
         )
-        found = self.archive.overlapping(self.lane(number), start, end) if start < end else ()
+        found = (
+            self.archive.overlapping(self.archived_queue(number), start, end) if start < end else ()
+        )
         return [Kept(max(one.start, start), min(one.end, end), one) for one in found]
 
     def kept_in_turn(self, number: int, start: int = 0, end: int = MAX) -> Iterator[Kept]:
@@ -144,12 +146,12 @@ class Incarnations:
         if self.archive is None or start >= end:
             return
         end = min(end, self.kept_end(number, len(self.incarnations[number]) - 1))
-        lane = self.lane(number)
-        low, high, *_ = self.archive.lanes.columns(lane)
+        queue = self.archived_queue(number)
+        low, high, *_ = self.archive.queues.columns(queue)
         first, behind = int(np.searchsorted(high, start, "right")), int(np.searchsorted(low, end))
         for at in range(first, behind, _UNPACKED):
             last = min(at + _UNPACKED, behind) - 1
-            for one in self.archive.overlapping(lane, int(low[at]), int(high[last])):
+            for one in self.archive.overlapping(queue, int(low[at]), int(high[last])):
                 yield Kept(max(one.start, start), min(one.end, end), one)
 
 
@@ -163,14 +165,24 @@ def queues_of(
             found[Key(place.cluster, place.broker, queue.topic, queue.queue_id)] = by_number(
                 incarnations
             )
-    known = archive.lanes if archive else Stretches()
-    for lane in known:
-        mine = found.setdefault(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id), {})
-        if lane.incarnation not in mine:
-            end = QueueOffset(int(known.columns(lane)[1].max()))
+    known = archive.queues if archive else OffsetRanges()
+    for archived_queue in known:
+        mine = found.setdefault(
+            Key(
+                archived_queue.cluster,
+                archived_queue.broker,
+                archived_queue.topic,
+                archived_queue.queue_id,
+            ),
+            {},
+        )
+        if archived_queue.incarnation not in mine:
+            end = QueueOffset(int(known.columns(archived_queue)[1].max()))
             # Log offsets are not known: 1 says that there was something before.
-            incarnation = Incarnation(lane.incarnation, end, end, LogOffset(1), ended="archived")
-            mine[lane.incarnation] = [incarnation]
+            incarnation = Incarnation(
+                archived_queue.incarnation, end, end, LogOffset(1), ended="archived"
+            )
+            mine[archived_queue.incarnation] = [incarnation]
     for key, incarnations_of in sorted(found.items()):
         if incarnations_of:
             yield Incarnations(key, incarnations_of, archive)
@@ -187,10 +199,19 @@ def by_number(incarnations: Sequence[Incarnation]) -> dict[int, list[Incarnation
 def is_ahead(archive: ArchiveState, states: Mapping[Place, TierState]) -> bool:
     """Whether an archive has dealt with ends truncated that states of its tier do not know of: they are older."""
     queues = {one.key: one for one in queues_of(states)} if archive.tails else {}
-    for lane, marks in archive.tails.items():
-        queue = queues.get(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id))
-        tails = queue.incarnations.get(lane.incarnation, [])[:-1] if queue else []
-        if queue and len(marks) > sum(not overtaken_by(archive, lane, tail) for tail in tails):
+    for archived_queue, marks in archive.tails.items():
+        queue = queues.get(
+            Key(
+                archived_queue.cluster,
+                archived_queue.broker,
+                archived_queue.topic,
+                archived_queue.queue_id,
+            )
+        )
+        tails = queue.incarnations.get(archived_queue.incarnation, [])[:-1] if queue else []
+        if queue and len(marks) > sum(
+            not overtaken_by(archive, archived_queue, tail) for tail in tails
+        ):
             return True
     return False
 
@@ -210,21 +231,21 @@ def rest_of(kept: Iterable[Kept], low: int, high: int) -> Iterator[tuple[int, in
 
 
 @dataclass(frozen=True, slots=True)
-class StretchHistory:
+class RangeHistory:
     """One incarnation of a queue as it stood."""
 
     prefix: str  # of the broker
-    lane: ArchiveLane  # the incarnation
+    queue: ArchiveQueue  # the incarnation
     tails: int  # how many of its ends had been truncated
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class OffsetRange:
     """Queue offsets of one incarnation that are read one after another."""
 
     prefix: str  # of the broker
     task: Task
-    """Lane, offsets and parts; ``tails``: ends of the lane's incarnation that had been truncated."""
+    """Queue, offsets and parts; ``tails``: ends of the queue's incarnation that had been truncated."""
 
     @property
     def size_bytes(self) -> int:
@@ -236,15 +257,15 @@ class Stretch:
 class ReadPlan:
     """What a selection reads of a tier, and of the archive beside it."""
 
-    stretches: list[Stretch]  # in order of broker, queue and offset
+    offset_ranges: list[OffsetRange]  # in order of broker, queue and offset
     parts_left: dict[str, int]  # parts that are left out, by what
     missing: int = 0  # offsets that never came into the tier, among those wanted
     files: dict[str, Chosen] = field(default_factory=dict)
-    """Of the archive, by key. Where only a part of a piece counts, its number of rows is 0."""
-    cuts: dict[ArchiveLane, int] = field(default_factory=dict)
-    """Lanes of which the archive has rows that do not count, and from which queue offset on."""
+    """Of the archive, by key. Where only a part of a row range counts, its number of rows is 0."""
+    cuts: dict[ArchiveQueue, int] = field(default_factory=dict)
+    """Queues of which the archive has rows that do not count, and from which queue offset on."""
 
-    def add_files(self, lane: ArchiveLane, kept: Iterable[Kept], wanted: Selection) -> None:
+    def add_files(self, queue: ArchiveQueue, kept: Iterable[Kept], wanted: Selection) -> None:
         """Read what an archive has, as far as it may be wanted."""
         for start, end, archived in kept:
             for file in archived.files:
@@ -253,7 +274,7 @@ class ReadPlan:
                     continue
                 rows = file.rows if (low, high) == (file.low, file.high) else 0
                 one = self.files.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
-                one.pieces.append(TablePiece(lane, low, high, rows))
+                one.row_ranges.append(TableRows(queue, low, high, rows))
 
 
 def plan_tier(
@@ -308,10 +329,10 @@ def require_own(
         plan = plan_archive(
             state, place, archive, takes=lambda topic: wanted.takes("topic", shown(topic))
         )
-        for lane, start in plan.strange:
-            if takes(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id)):
+        for queue, start in plan.strange:
+            if takes(Key(queue.cluster, queue.broker, queue.topic, queue.queue_id)):
                 raise InvalidError(
-                    f"the archive has other messages of {lane} from offset {start} on than the tier",
+                    f"the archive has other messages of {queue} from offset {start} on than the tier",
                     do="give each tier an archive of its own: this one is most likely of one whose broker has the same name",
                 )
 
@@ -324,24 +345,24 @@ def prefixes_of(states: Iterable[Place]) -> dict[tuple[str, str], str]:
 def _plan_incarnation(
     plan: ReadPlan, prefix: str, queue: Incarnations, number: int, wanted: Selection
 ) -> None:
-    incarnations, lane = queue.incarnations[number], queue.lane(number)
+    incarnations, archived_queue = queue.incarnations[number], queue.archived_queue(number)
     incarnation = incarnations[-1]
-    refused = wanted.refuses(lane)
+    refused = wanted.refuses(archived_queue)
     if refused:
         _leave(plan, refused, sum(map(len, incarnation.tables())))
         return
     kept = queue.kept(number)
-    plan.add_files(lane, kept, wanted)
+    plan.add_files(archived_queue, kept, wanted)
     end = MAX if queue.archive is None else queue.kept_end(number, len(incarnations) - 1)
-    if queue.archive is not None and queue.archive.overlapping(lane, end, MAX):
-        plan.cuts[lane] = end
-    history = StretchHistory(prefix, lane, len(incarnations) - 1)
+    if queue.archive is not None and queue.archive.overlapping(archived_queue, end, MAX):
+        plan.cuts[archived_queue] = end
+    history = RangeHistory(prefix, archived_queue, len(incarnations) - 1)
     for low, high in rest_of(
         kept, *bounds(wanted, incarnation.min_offset, incarnation.commit_offset)
     ):
         for gap in incarnation.gaps:
             plan.missing += max(0, min(gap.end, high) - max(gap.start, low))
-        plan.stretches += cut(history, incarnation, (low, high), wanted, None if kept else plan)
+        plan.offset_ranges += cut(history, incarnation, (low, high), wanted, None if kept else plan)
 
 
 def bounds(wanted: Selection, low: int, high: int) -> tuple[int, int]:
@@ -351,13 +372,13 @@ def bounds(wanted: Selection, low: int, high: int) -> tuple[int, int]:
 
 
 def cut(
-    history: StretchHistory,
+    history: RangeHistory,
     incarnation: Incarnation,
     span: tuple[int, int],
     wanted: Selection,
     plan: ReadPlan | None = None,
-) -> Iterator[Stretch]:
-    """Offsets ``[low, high)`` of an incarnation as stretches, one or more for each segment; gaps are in none.
+) -> Iterator[OffsetRange]:
+    """Offsets ``[low, high)`` of an incarnation as offset ranges, one or more for each segment; gaps are in none.
 
     Args:
         wanted: Parts without any wanted store time are left out.
@@ -374,9 +395,9 @@ def cut(
             if reason and plan is not None:
                 _leave(plan, reason, 1)
             if reason:
-                yield from _stretch(history, segment.parts[begin:at], span)
+                yield from _offset_range(history, segment.parts[begin:at], span)
                 begin = at + 1
-        yield from _stretch(history, segment.parts[begin:], span)
+        yield from _offset_range(history, segment.parts[begin:], span)
 
 
 def _near(incarnation: Incarnation, low: int, high: int) -> Sequence[Segment]:
@@ -395,10 +416,12 @@ def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
     return "" if wanted.meets("store_ts", *times) else "store_ts"
 
 
-def _stretch(history: StretchHistory, run: Parts, span: tuple[int, int]) -> Iterator[Stretch]:
+def _offset_range(
+    history: RangeHistory, run: Parts, span: tuple[int, int]
+) -> Iterator[OffsetRange]:
     if len(run):
         start, end = max(run[0].queue_offset, span[0]), min(run.queue_end, span[1])
-        yield Stretch(history.prefix, Task(history.lane, start, end, run, history.tails))
+        yield OffsetRange(history.prefix, Task(history.queue, start, end, run, history.tails))
 
 
 def _leave(plan: ReadPlan, reason: str, count: int) -> None:
@@ -473,14 +496,16 @@ def take_history(
         How many offsets are nowhere.
     """
     number, tails = history
-    incarnations, lane = queue.incarnations[number], queue.lane(number)
+    incarnations, archived_queue = queue.incarnations[number], queue.archived_queue(number)
     kept = queue.kept(number, *span, tails)
-    plan.add_files(lane, kept, wanted)
+    plan.add_files(archived_queue, kept, wanted)
     missing = 0
     for start, stop in rest_of(kept, *span):
         for incarnation, low, high in _owned(incarnations, tails, start, stop):
             some = (max(low, incarnation.min_offset), high)
-            plan.stretches += cut(StretchHistory(prefix, lane, tails), incarnation, some, wanted)
+            plan.offset_ranges += cut(
+                RangeHistory(prefix, archived_queue, tails), incarnation, some, wanted
+            )
             missing += sum(
                 run.count for run in runs_of_incarnation(incarnation, low, high) if not run.is_there
             )
@@ -502,16 +527,16 @@ def _owned(
 # -- what a frame has fixed --------------------------------------------------------------------------
 
 
-def pins_of(stretches: Iterable[Stretch]) -> str:
-    """Which offsets of which histories stretches have, as JSON; ``plan_pinned`` plans the same again."""
-    found: dict[tuple[ArchiveLane, int], list[list[int]]] = {}
-    for task in (one.task for one in stretches):
-        rows = found.setdefault((task.lane, task.tails), [])
+def pins_of(offset_ranges: Iterable[OffsetRange]) -> str:
+    """Which offsets of which histories offset ranges have, as JSON; ``plan_pinned`` plans the same again."""
+    found: dict[tuple[ArchiveQueue, int], list[list[int]]] = {}
+    for task in (one.task for one in offset_ranges):
+        rows = found.setdefault((task.queue, task.tails), [])
         if rows and rows[-1][1] == task.start:
             rows[-1][1] = task.end
         else:
             rows.append([task.start, task.end])
-    return json.dumps([[lane.row(), tails, rows] for (lane, tails), rows in found.items()])
+    return json.dumps([[queue.row(), tails, rows] for (queue, tails), rows in found.items()])
 
 
 def plan_pinned(
@@ -521,20 +546,25 @@ def plan_pinned(
     plan, prefixes = ReadPlan([], {}), prefixes_of(states)
     queues = {queue.key: queue for queue in queues_of(states, archive)}
     for row, tails, spans in json.loads(pins):
-        lane = ArchiveLane.of(row)
-        key = Key(lane.cluster, lane.broker, lane.topic, lane.queue_id)
+        archived_queue = ArchiveQueue.of(row)
+        key = Key(
+            archived_queue.cluster,
+            archived_queue.broker,
+            archived_queue.topic,
+            archived_queue.queue_id,
+        )
         queue = queues.get(key)
-        incarnations = queue.incarnations.get(lane.incarnation, []) if queue else []
+        incarnations = queue.incarnations.get(archived_queue.incarnation, []) if queue else []
         missing = sum(end - start for start, end in spans)
         if queue and len(incarnations) > tails:
-            prefix, history = prefixes.get(key[:2], ""), (lane.incarnation, tails)
+            prefix, history = prefixes.get(key[:2], ""), (archived_queue.incarnation, tails)
             missing = sum(
                 take_history(plan, prefix, queue, history, span=(start, end), wanted=wanted)
                 for start, end in spans
             )
         if missing:
             raise DataError(
-                f"{missing} messages of {lane} that this frame reads have expired since it was made",
+                f"{missing} messages of {archived_queue} that this frame reads have expired since it was made",
                 do="make the frame again",
             )
     return plan
@@ -546,17 +576,17 @@ _GAP_BYTES = 256 << 10
 _FETCHERS = 4
 
 
-def packed(stretches: Sequence[Stretch], bytes_max: int) -> list[tuple[Stretch, ...]]:
-    """Stretches in groups of so many bytes, so that all that lies in one bundle is in one group.
+def packed(offset_ranges: Sequence[OffsetRange], bytes_max: int) -> list[tuple[OffsetRange, ...]]:
+    """OffsetRanges in groups of so many bytes, so that all that lies in one bundle is in one group.
 
-    A group has the shares of whole bundles, of one at least, in order of queue and offset. A stretch that lies in several
-    bundles comes apart, and what is left of it side by side is one again.
+    A group has the shares of whole bundles, of one at least, in order of queue and offset. An offset range that lies in
+    several bundles comes apart, and what is left of it side by side is one again.
     """
-    bundles: dict[tuple[str, str], list[tuple[int, Stretch]]] = defaultdict(list)
-    for number, one in enumerate(stretches):
+    bundles: dict[tuple[str, str], list[tuple[int, OffsetRange]]] = defaultdict(list)
+    for number, one in enumerate(offset_ranges):
         for key, some in _by_bundle(one):
             bundles[one.prefix, key].append((number, some))
-    groups: list[list[tuple[int, Stretch]]] = []
+    groups: list[list[tuple[int, OffsetRange]]] = []
     size = 0
     for shares in bundles.values():
         more = sum(one.size_bytes for _, one in shares)
@@ -568,8 +598,8 @@ def packed(stretches: Sequence[Stretch], bytes_max: int) -> list[tuple[Stretch, 
     return [tuple(_joined(group)) for group in groups]
 
 
-def _by_bundle(one: Stretch) -> Iterator[tuple[str, Stretch]]:
-    """A stretch, cut where another bundle begins."""
+def _by_bundle(one: OffsetRange) -> Iterator[tuple[str, OffsetRange]]:
+    """An offset range, cut where another bundle begins."""
     task = one.task
     keys = [bundle.key for bundle in task.parts.bundles]
     borders = [at for at in range(1, len(keys)) if keys[at] != keys[at - 1]]
@@ -586,10 +616,10 @@ def _by_bundle(one: Stretch) -> Iterator[tuple[str, Stretch]]:
         )
 
 
-def _joined(group: list[tuple[int, Stretch]]) -> Iterator[Stretch]:
-    """In order; neighbours of one stretch are one."""
+def _joined(group: list[tuple[int, OffsetRange]]) -> Iterator[OffsetRange]:
+    """In order; neighbours of one offset range are one."""
     rows = sorted(group, key=lambda row: (row[0], row[1].task.start))
-    runs: list[list[Stretch]] = []
+    runs: list[list[OffsetRange]] = []
     last = -1
     for number, one in rows:
         if number == last and runs[-1][-1].task.end == one.task.start:
@@ -617,12 +647,12 @@ class FetchedStore(WrappingStore):
     Memory: the small sections, about what a partition has.
     """
 
-    def __init__(self, inner: ObjectStore, stretches: Iterable[Stretch]) -> None:
+    def __init__(self, inner: ObjectStore, offset_ranges: Iterable[OffsetRange]) -> None:
         """Fetch."""
         super().__init__(inner)
         self._held: dict[str, list[tuple[ByteRange, bytes]]] = {}
         self._given: set[tuple[str, int]] = set()
-        wants = _ranges(stretches)
+        wants = _ranges(offset_ranges)
         with ThreadPoolExecutor(_FETCHERS, "tiered-fetch") as pool:
             for key, held in pool.map(self._fetch, wants):
                 if held is not None:
@@ -651,10 +681,10 @@ class FetchedStore(WrappingStore):
         return None
 
 
-def _ranges(stretches: Iterable[Stretch]) -> list[tuple[str, ByteRange]]:
+def _ranges(offset_ranges: Iterable[OffsetRange]) -> list[tuple[str, ByteRange]]:
     """Ranges of bundles with several small sections each, which lie near one another."""
     sections: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for one in stretches:
+    for one in offset_ranges:
         rows = one.task.parts.rows
         places = zip(rows["start"].tolist(), rows["size_bytes"].tolist(), strict=True)
         for bundle, (start, size) in zip(one.task.parts.bundles, places, strict=True):
@@ -672,15 +702,15 @@ def _ranges(stretches: Iterable[Stretch]) -> list[tuple[str, ByteRange]]:
     return found
 
 
-def read_stretch(
+def read_range(
     store: ObjectStore,
-    stretch: Stretch,
+    offset_range: OffsetRange,
     wanted: Selection,
     *,
     names: Collection[str] | None = None,
     on_bad: str = FAIL,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of a stretch, those wanted, in order of offset.
+    """Rows of an offset range, those wanted, in order of offset.
 
     Args:
         store: The tier's, with retries.
@@ -688,40 +718,42 @@ def read_stretch(
         on_bad: What to do about a record that cannot be unpacked: ``fail``, or ``skip`` it.
 
     Raises:
-        ExpiredError: Some of it has expired since the stretch was planned.
+        ExpiredError: Some of it has expired since the offset range was planned.
     """
-    task = stretch.task
+    task = offset_range.task
     journal, view = (
-        TierReader(store, stretch.prefix),
-        IncarnationView.of(task.lane.queue, task.incarnation),
+        TierReader(store, offset_range.prefix),
+        IncarnationView.of(task.queue.message_queue, task.incarnation),
     )
-    cursor = QueueCursor(task.lane.queue, view, tails=task.tails, journal=journal)
-    reader = QueueReader(store, stretch.prefix, cursor)
+    cursor = QueueCursor(task.queue.message_queue, view, tails=task.tails, journal=journal)
+    reader = QueueReader(store, offset_range.prefix, cursor)
     needed = None if names is None else {*names, *wanted.columns}
-    columns, at = Columns(task.lane, names=needed), QueueOffset(task.start)
+    columns, at = Columns(task.queue, names=needed), QueueOffset(task.start)
     while at < task.end:
         batch = _read(reader, task, at)
         if batch is None or isinstance(batch, Gap) or batch.base_offset != at:
-            raise DataError(f"{task.lane} cannot be read at offset {at}", where=stretch.prefix)
+            raise DataError(
+                f"{task.queue} cannot be read at offset {at}", where=offset_range.prefix
+            )
         rows, aside = columns.make(batch)
         bad = [one for one in aside if one.record is not None]
         if bad and on_bad != SKIP:
             raise DataError(
-                f"{task.lane}: the message with offset {bad[0].queue_offset} cannot be unpacked: {bad[0].reason}",
-                where=stretch.prefix,
+                f"{task.queue}: the message with offset {bad[0].queue_offset} cannot be unpacked: {bad[0].reason}",
+                where=offset_range.prefix,
                 do='.option("on-bad", "skip") leaves such messages out',
             )
         if bad:
             _log.warning(
                 "%s: %s messages cannot be unpacked and are left out, the first at offset %s",
-                *(task.lane, len(bad), bad[0].queue_offset),
+                *(task.queue, len(bad), bad[0].queue_offset),
             )
         yield from (wanted.rows_of(some) for some in rows)
         at = batch.end_offset
 
 
 def _read(reader: QueueReader, task: Task, at: QueueOffset) -> TierBatch | Gap | None:
-    """What comes next of a stretch; of damage all of the stretch is named, so that a query can be put to the rest."""
+    """What comes next of an offset range; of damage all of the range is named, so that a query can be put to the rest."""
     try:
         return reader.read(at, count_max=task.end - at)
     except DataError as error:
@@ -729,9 +761,9 @@ def _read(reader: QueueReader, task: Task, at: QueueOffset) -> TierBatch | Gap |
         if not lost:
             raise
         places = ", ".join(f"[{start}, {end})" for start, end, _ in lost[:_SHOWN])
-        more = f" and {len(lost) - _SHOWN} stretches more" if len(lost) > _SHOWN else ""
+        more = f" and {len(lost) - _SHOWN} offset ranges more" if len(lost) > _SHOWN else ""
         raise DataError(
-            f"messages {places}{more} of {task.lane} are damaged: {error.what}",
+            f"messages {places}{more} of {task.queue} are damaged: {error.what}",
             where=error.where,
             do="`tiered verify URL --deep --store STORE --repair` mends what it can; until then a condition on queue_offset"
             " reads what lies before or behind them",
@@ -739,4 +771,4 @@ def _read(reader: QueueReader, task: Task, at: QueueOffset) -> TierBatch | Gap |
 
 
 _SHOWN = 64
-"""Damaged stretches that an error names."""
+"""Damaged offset ranges that an error names."""

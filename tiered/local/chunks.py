@@ -1,4 +1,4 @@
-"""Reading the commit log in its own order, a piece at a time, into one buffer that is used again."""
+"""Reading the commit log in its own order, a chunk at a time, into one buffer that is used again."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from tiered.local.mapped_file_queue import MappedFileQueue
 
 
-# -- pieces ------------------------------------------------------------------------------------------
+# -- chunks ------------------------------------------------------------------------------------------
 
 
 _HEAD: Final = Struct(">i")
 RECORD_BYTES_MAX: Final = 128 << 20
 """No record is longer (brokers allow 4 MiB by default); what claims to be is damage."""
-PIECE_BYTES: Final = 8 << 20
+CHUNK_BYTES: Final = 8 << 20
 """What is looked at in one go."""
 FAR: Final = 2**63 - 1
 """Beyond every place of a log."""
@@ -41,10 +41,10 @@ _COMPARED_BYTES: Final = 1 << 18
 
 
 class Next(Enum):
-    """What stands behind the records of a piece."""
+    """What stands behind the records of a chunk."""
 
     MORE = "more"
-    """The piece was cut here; the log goes on."""
+    """The chunk was cut here; the log goes on."""
     FILE = "file"
     """The rest of the file is blank, or full to the last byte; go on with the next file."""
     NOTHING = "nothing"
@@ -56,8 +56,8 @@ class Next(Enum):
 
 
 @dataclass(slots=True)
-class Piece:
-    """Records read from the log. Valid until the next piece is read into the same buffer."""
+class Chunk:
+    """Records read from the log. Valid until the next chunk is read into the same buffer."""
 
     start: int  # local physical offset of the first byte
     end: int  # local physical offset of one past the last record
@@ -66,8 +66,8 @@ class Piece:
     next_file: int | None  # where the next file begins, if ``follows`` is ``FILE`` and there is one
 
 
-class LogPieces:
-    """Reads pieces of one log. For one thread at a time."""
+class LogChunks:
+    """Reads chunks of one log. For one thread at a time."""
 
     def __init__(self, log: MappedFileQueue) -> None:
         self._log = log
@@ -81,7 +81,7 @@ class LogPieces:
         *,
         check_crc: bool = True,
         check_place: bool = True,
-    ) -> Piece:
+    ) -> Chunk:
         """Read the records from ``position`` on, from one file.
 
         Args:
@@ -97,17 +97,17 @@ class LogPieces:
         if base is None:
             return self._nothing(position)
         stop_at = min(limit, base + self._log.file_bytes)
-        piece = self._read(position, stop_at, bytes_max, check_crc, check_place)
-        if not len(piece.block) and piece.follows is Next.MORE:
+        chunk = self._read(position, stop_at, bytes_max, check_crc, check_place)
+        if not len(chunk.block) and chunk.follows is Next.MORE:
             # The first record is longer than what was looked at; or it claims to be.
             size = _HEAD.unpack(self._log.read(position, 4).ljust(4, b"\0"))[0]
             if bytes_max < size <= stop_at - position:
-                piece = self._read(position, stop_at, size, check_crc, check_place)
-            if not len(piece.block) and piece.follows is Next.MORE:
-                piece.follows = Next.BROKEN
-        if piece.follows is Next.FILE:
-            piece.next_file = self._log.next_base(base)
-        return piece
+                chunk = self._read(position, stop_at, size, check_crc, check_place)
+            if not len(chunk.block) and chunk.follows is Next.MORE:
+                chunk.follows = Next.BROKEN
+        if chunk.follows is Next.FILE:
+            chunk.next_file = self._log.next_base(base)
+        return chunk
 
     def is_complete(self, position: int) -> bool:
         """Whether the file of ``position`` is written to its end: a record stands in the next one."""
@@ -116,15 +116,15 @@ class LogPieces:
         head = b"" if following is None else self._log.read(following, SIZE_AND_MAGIC.size)
         return len(head) == SIZE_AND_MAGIC.size and SIZE_AND_MAGIC.unpack(head)[1] != 0
 
-    def count_unchanged(self, piece: Piece, count: int) -> int:
-        """How many of the piece's first ``count`` records have the same bytes when they are read again."""
-        block = piece.block
+    def count_unchanged(self, chunk: Chunk, count: int) -> int:
+        """How many of the chunk's first ``count`` records have the same bytes when they are read again."""
+        block = chunk.block
         ends = block.positions[:count] + block.sizes[:count]
         end = int(ends[-1]) if count else 0
         before = np.frombuffer(memoryview(block.buffer), np.uint8, end)
         for start in range(0, end, _COMPARED_BYTES):
             size = min(_COMPARED_BYTES, end - start)
-            now = np.frombuffer(self._log.read(piece.start + start, size), np.uint8)
+            now = np.frombuffer(self._log.read(chunk.start + start, size), np.uint8)
             same = before[start : start + len(now)] == now
             if len(now) < size or not same.all():
                 first = start + (len(now) if same.all() else int(np.argmin(same)))
@@ -133,7 +133,7 @@ class LogPieces:
 
     def _read(
         self, position: int, stop_at: int, bytes_max: int, check_crc: bool, check_place: bool
-    ) -> Piece:
+    ) -> Chunk:
         wanted = max(0, min(bytes_max, stop_at - position))
         view = self._view(wanted)
         count = self._log.read_into(position, view)
@@ -144,7 +144,7 @@ class LogPieces:
         if self._log.has_lost:  # no checksum covers all of a record
             block.faults[self._log.lost(walk.positions + position, walk.sizes)] = RecordFault.CRC
         end = position + walk.end
-        return Piece(
+        return Chunk(
             position, end, block, self._follows(walk.stop, end, stop_at, count < wanted), None
         )
 
@@ -166,10 +166,10 @@ class LogPieces:
             self._buffer = memoryview(np.empty(max(size, _VIEW_BYTES_MIN), np.uint8).data)
         return self._buffer[:size]
 
-    def _nothing(self, position: int) -> Piece:
-        piece = self._read(position, position, 0, check_crc=False, check_place=False)
-        piece.follows = Next.NOTHING
-        return piece
+    def _nothing(self, position: int) -> Chunk:
+        chunk = self._read(position, position, 0, check_crc=False, check_place=False)
+        chunk.follows = Next.NOTHING
+        return chunk
 
 
 # -- lookahead ---------------------------------------------------------------------------------------
@@ -183,35 +183,35 @@ _BLANK_BYTES: Final = 1 << 20
 
 def find_new(log: MappedFileQueue, position: int, started_ms: int) -> int:
     """Where the first record stored at or after ``started_ms`` begins, from ``position`` on; -1 when there is none yet."""
-    for piece, count in walk_sound(log, position):
-        new = np.flatnonzero(piece.block.store_timestamps_ms[:count] >= started_ms)
+    for chunk, count in walk_sound(log, position):
+        new = np.flatnonzero(chunk.block.store_timestamps_ms[:count] >= started_ms)
         if len(new):
-            return piece.start + int(piece.block.positions[new[0]])
+            return chunk.start + int(chunk.block.positions[new[0]])
     return -1
 
 
 def walk_sound(
     log: MappedFileQueue, position: int, *, check_crc: bool = False
-) -> Iterator[tuple[Piece, int]]:
-    """Pieces from ``position`` on, each with its number of sound records, up to the first that is not sound."""
-    pieces = LogPieces(log)
+) -> Iterator[tuple[Chunk, int]]:
+    """Chunks from ``position`` on, each with its number of sound records, up to the first that is not sound."""
+    chunks = LogChunks(log)
     at: int | None = position
     while at is not None:
-        piece = pieces.read(at, FAR, PIECE_BYTES, check_crc=check_crc)
-        count = count_sound(piece)
-        yield piece, count
-        at = following(piece) if count == len(piece.block) else None
+        chunk = chunks.read(at, FAR, CHUNK_BYTES, check_crc=check_crc)
+        count = count_sound(chunk)
+        yield chunk, count
+        at = following(chunk) if count == len(chunk.block) else None
 
 
 def chain_end(log: MappedFileQueue, position: int) -> int:
     """Where the row of sound records ends that begins at ``position``; in the next file where one is full."""
     end = position
-    for piece, count in walk_sound(log, position):
-        whole = piece.block.positions[:count] + piece.block.sizes[:count]
-        end = piece.start + int(whole[-1]) if count else piece.start
-        if count == len(piece.block) and piece.follows is Next.FILE:
-            base = log.base_of(piece.start)
-            end = piece.next_file or (piece.end if base is None else base + log.file_bytes)
+    for chunk, count in walk_sound(log, position):
+        whole = chunk.block.positions[:count] + chunk.block.sizes[:count]
+        end = chunk.start + int(whole[-1]) if count else chunk.start
+        if count == len(chunk.block) and chunk.follows is Next.FILE:
+            base = log.base_of(chunk.start)
+            end = chunk.next_file or (chunk.end if base is None else base + log.file_bytes)
     return end
 
 
@@ -269,11 +269,11 @@ class Growth:
         return place if any(map(any, later)) else FAR
 
 
-def following(piece: Piece) -> int | None:
-    """Where the log goes on behind a piece; None at its end."""
-    if piece.follows is Next.MORE:
-        return piece.end
-    return piece.next_file if piece.follows is Next.FILE else None
+def following(chunk: Chunk) -> int | None:
+    """Where the log goes on behind a chunk; None at its end."""
+    if chunk.follows is Next.MORE:
+        return chunk.end
+    return chunk.next_file if chunk.follows is Next.FILE else None
 
 
 # -- recovery ----------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def following(piece: Piece) -> int | None:
 FILES_LOOKED_AT_MAX: Final = 10
 """``commitLogRecoverMaxNum`` by default."""
 _HEAD_BYTES: Final = 1 << 16
-_ZEROS: Final = bytes(PIECE_BYTES)
+_ZEROS: Final = bytes(CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,53 +353,53 @@ def _qualifies(head: FileHead, is_clean: bool, checkpoint: Checkpoint, listed_en
     return head.store_timestamp_ms <= checkpoint.logics_timestamp_ms
 
 
-def read_heads(log: MappedFileQueue, pieces: LogPieces) -> list[FileHead]:
+def read_heads(log: MappedFileQueue, chunks: LogChunks) -> list[FileHead]:
     """The first records of the last files, newest first."""
-    return [read_head(pieces, base) for base in log.bases[: -FILES_LOOKED_AT_MAX - 1 : -1]]
+    return [read_head(chunks, base) for base in log.bases[: -FILES_LOOKED_AT_MAX - 1 : -1]]
 
 
-def read_head(pieces: LogPieces, base: int) -> FileHead:
+def read_head(chunks: LogChunks, base: int) -> FileHead:
     """The first record of one file."""
-    piece = pieces.read(base, base + _HEAD_BYTES, _HEAD_BYTES, check_crc=False, check_place=False)
-    if not len(piece.block):
-        piece = pieces.read(base, FAR, _HEAD_BYTES, check_crc=False, check_place=False)
-    if not len(piece.block):
+    chunk = chunks.read(base, base + _HEAD_BYTES, _HEAD_BYTES, check_crc=False, check_place=False)
+    if not len(chunk.block):
+        chunk = chunks.read(base, FAR, _HEAD_BYTES, check_crc=False, check_place=False)
+    if not len(chunk.block):
         return FileHead(base, is_sound=False)
-    size = int(piece.block.sizes[0])
-    block = pieces.read(base, base + size, size, check_place=False).block
+    size = int(chunk.block.sizes[0])
+    block = chunks.read(base, base + size, size, check_place=False).block
     if not len(block) or block.faults[0] != RecordFault.OK:
         return FileHead(base, is_sound=False)
     return FileHead(base, True, int(block.physical_offsets[0]), int(block.store_timestamps_ms[0]))
 
 
 def find_log_end(
-    log: MappedFileQueue, pieces: LogPieces, start: int, visit: Callable[[Piece, int], None]
+    log: MappedFileQueue, chunks: LogChunks, start: int, visit: Callable[[Chunk, int], None]
 ) -> LogEnd:
     """Walk from ``start`` to where recovery stops.
 
     Args:
-        visit: Given each piece and how many of its records, from the first, count.
+        visit: Given each chunk and how many of its records, from the first, count.
     """
     position = start
     while True:
-        piece = pieces.read(position, FAR, PIECE_BYTES, check_place=False)
-        sound = count_sound(piece)
-        visit(piece, sound)
-        if sound < len(piece.block):
-            position = piece.start + int(piece.block.positions[sound])
+        chunk = chunks.read(position, FAR, CHUNK_BYTES, check_place=False)
+        sound = count_sound(chunk)
+        visit(chunk, sound)
+        if sound < len(chunk.block):
+            position = chunk.start + int(chunk.block.positions[sound])
             break
-        position = piece.end
-        if piece.follows is Next.FILE and piece.next_file is not None and _leads_on(log, position):
-            position = piece.next_file
-        elif piece.follows is not Next.MORE:
+        position = chunk.end
+        if chunk.follows is Next.FILE and chunk.next_file is not None and _leads_on(log, position):
+            position = chunk.next_file
+        elif chunk.follows is not Next.MORE:
             break
     return LogEnd(start, position, _torn_bytes(log, position))
 
 
-def count_sound(piece: Piece) -> int:
+def count_sound(chunk: Chunk) -> int:
     """How many records, from the first, have no fault."""
-    faulty = piece.block.faults != RecordFault.OK
-    return int(faulty.argmax()) if faulty.any() else len(piece.block)
+    faulty = chunk.block.faults != RecordFault.OK
+    return int(faulty.argmax()) if faulty.any() else len(chunk.block)
 
 
 def _leads_on(log: MappedFileQueue, position: int) -> bool:
@@ -418,7 +418,7 @@ def _torn_bytes(log: MappedFileQueue, end: int) -> int:
     while base is not None:
         at: int | None = max(base, end)
         while at is not None and (at := log.next_data(at)) is not None:
-            data = log.read(at, PIECE_BYTES)
+            data = log.read(at, CHUNK_BYTES)
             if not data:
                 break
             if data != _ZEROS[: len(data)]:  # a comparison runs at memory speed, stripping does not
