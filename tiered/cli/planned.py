@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tiered.archive.task import JobContext
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
-    from tiered.upkeep.expire import ExpiryProof, ExpirePlan, TruncatePlan
+    from tiered.upkeep.expire import ExpirePlan, ExpiryProof, TruncatePlan
     from tiered.upkeep.gc import GcPlan
     from tiered.upkeep.workplace import AnyPlan, PlanDocument, Workplace
 
