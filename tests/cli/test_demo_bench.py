@@ -66,6 +66,22 @@ def test_demo_never_empties_a_directory_of_others(tiered: CommandLine, tmp_path:
     assert tiered("demo", "--dir", tmp_path / "store" / "precious").code == 2
 
 
+@pytest.mark.parametrize("what", ["put", "unfinished"])
+def test_demo_keeps_what_came_since(what: str, tiered: CommandLine, tmp_path: Path):
+    arguments = ("demo", "--dir", tmp_path, "--messages", "20")
+    tiered.good(*arguments)
+    if what == "put":
+        lines = tmp_path / "precious.jsonl"
+        lines.write_text('{"topic": "precious", "body": "x"}')
+        tiered.good("store", "put", tmp_path / "store", lines)
+    else:
+        (tmp_path / ".tiered-demo").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    ran = tiered(*arguments)
+    assert (ran.code, "was used since" in ran.error) == (2, True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_made_store_rolls_its_files(tiered: CommandLine, tmp_path: Path):
     make = ("bench", "make-store", tmp_path / "s", "--messages", "1000", "--body", "200")
     made = tiered.good(

@@ -17,7 +17,7 @@ which the next repair deletes.
 Work of an engine: looking at the files of some offset ranges, and making a file again. Plans and entries are the caller's,
 and so is what is deleted, since work may be done twice.
 
-Memory: for each row range of work under way its files (of a repair, the file twice) and, of the tier, ``READ_BYTES``; of the
+Memory: for each piece of work under way its files (of a repair, the file twice) and, of the tier, ``READ_BYTES``; of the
 caller, what the log says of one topic.
 """
 

@@ -81,7 +81,7 @@ class JobContext:
 
     @property
     def context(self) -> WorkContext:
-        """What each row range of work is done with."""
+        """What each piece of work is done with."""
         return WorkContext(self.tier, self.place.prefix, self.archive)
 
 

@@ -1,10 +1,12 @@
 """``tiered demo``: the whole story on the embedded default, without a server.
 
-Everything lies in one directory, marked as a demo's; only such a directory is ever emptied.
+Everything lies in one directory, and the mark in it says what a demo left there. Only a directory in which nothing has
+changed since is ever emptied: somebody may have written to the demo's store or tier.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 import tempfile
@@ -49,7 +51,7 @@ class DemoOptions:
     """What ``tiered demo`` can be told."""
 
     dir: str | None = option(
-        "directory to work in, emptied of earlier demos first",
+        "directory to work in, emptied of an earlier demo if nobody used it since",
         kinds.DIR,
         default_text="a new temporary one",
     )
@@ -88,6 +90,7 @@ def run(call: Call, options: DemoOptions) -> int:
         "timers": timers,
         "is_well": is_well(made, tiered, read, verified) and timers["is_well"],
     }
+    (folder / MARK).write_text(fingerprint(folder))
     show(call, document, lines=story(document))
     return DONE if document["is_well"] else NEEDS_A_PERSON
 
@@ -96,7 +99,7 @@ def prepare(asked: str | None) -> Path:
     """The directory to work in, without what an earlier demo left there.
 
     Raises:
-        InvalidError: It has things that no demo made.
+        InvalidError: It has things that no demo made, or that were changed since.
     """
     if asked is None:
         folder = Path(tempfile.mkdtemp(prefix="tiered-demo-"))
@@ -111,11 +114,25 @@ def prepare(asked: str | None) -> Path:
                 where=str(folder),
                 do="name another with --dir",
             )
+        if is_ours and (folder / MARK).read_text() != fingerprint(folder):
+            raise InvalidError(
+                "what a demo made there was used since, or that demo did not end",
+                where=str(folder),
+                do="name another with --dir, or delete this one",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         for name in _MADE:
             shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / MARK).touch()
+    (folder / MARK).write_text("")
     return folder
+
+
+def fingerprint(folder: Path) -> str:
+    """Changes with each file that a demo made there: its name, its size, or when it was written."""
+    files = sorted(path for name in _MADE for path in (folder / name).rglob("*") if path.is_file())
+    said = [(str(path.relative_to(folder)), path.stat()) for path in files]
+    listed = "\n".join(f"{name}\0{found.st_size}\0{found.st_mtime_ns}" for name, found in said)
+    return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def make(call: Call, store: Path, count: int) -> dict[str, Any]:

@@ -657,7 +657,7 @@ def _part_at(incarnation: Incarnation, offset: int) -> Part | None:
 
 
 def _last(state: TierState, queue: MessageQueue, number: int) -> Incarnation | None:
-    """The last incarnation of an incarnation: those before it were truncated."""
+    """The last incarnation of this number: those before it were truncated."""
     incarnations = state.queues.get(queue, ())
     return next(
         (incarnation for incarnation in reversed(incarnations) if incarnation.number == number),

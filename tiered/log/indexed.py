@@ -127,7 +127,7 @@ def is_of_use(made: IndexObject, queues: Incarnations) -> bool:
 
 
 def _place(incarnations: Sequence[Incarnation], incarnation: int) -> int | None:
-    """The last incarnation of an incarnation: those before it were truncated."""
+    """The last incarnation of this number: those before it were truncated."""
     for at in range(len(incarnations) - 1, -1, -1):
         if incarnations[at].number == incarnation:
             return at
