@@ -250,7 +250,7 @@ def test_a_follower_misses_nothing_of_what_came_in_place_of_what_has_expired():
     assert found == [*OLD, *NEW[2:]]
 
 
-def test_a_follower_is_given_the_rest_of_a_incarnation_that_is_over_before_the_new_one():
+def test_a_follower_is_given_the_rest_of_an_incarnation_that_is_over_before_the_new_one():
     tier = made()
     with tier.open() as opened:
 

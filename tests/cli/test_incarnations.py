@@ -62,7 +62,7 @@ NOW = [(1, False, 0, "a"), (1, False, 1, "b"), (1, False, 2, "C")]
         (("--incarnation", "all", "--offset", "2"), [*TAIL, NOW[2]]),
     ],
 )
-def test_a_incarnation_or_all_of_them(
+def test_an_incarnation_or_all_of_them(
     tiered: CommandLine, url: str, options: tuple[str, ...], expected: list[tuple[object, ...]]
 ):
     assert bodies(tiered.good("cat", url, QUEUE.topic, *options)) == expected

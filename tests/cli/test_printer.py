@@ -137,7 +137,7 @@ def test_what_was_truncated_is_said_while_following():
     assert "from offset 1 on" in one
 
 
-def test_the_rest_of_a_incarnation_that_is_over_is_printed_before_the_new_one():
+def test_the_rest_of_an_incarnation_that_is_over_is_printed_before_the_new_one():
     made, out = Made(), BytesIO()
     made.add(b"0")
     with made.open() as tier:

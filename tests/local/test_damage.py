@@ -420,7 +420,8 @@ def test_an_entry_flipped_below_the_log_s_first_byte_is_no_expired_one(tmp_path:
     file.write_bytes(data)
     source = following.open_store(store)
     truth = following.expected("s06-expired")
-    assert following.follow_all(source).messages == truth.messages
+    messages = {queue: found for queue, found in truth.messages.items() if found}
+    assert following.follow_all(source).messages == messages
     assert following.bounds_of(source) == truth.bounds
     source.close()
 

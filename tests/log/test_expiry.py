@@ -139,7 +139,7 @@ def test_a_new_writer_goes_on_where_everything_has_expired():
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
-def test_a_incarnation_that_has_ended_expires_whole():
+def test_an_incarnation_that_has_ended_expires_whole():
     tier = three_segments()
     fields = {"topic": QUEUE.topic, "queue_id": QUEUE.queue_id}
     tier.say({"do": "incarnation", **fields, "incarnation": 1, "start": 0, "reason": "anew"})

@@ -116,7 +116,7 @@ def built(
         ((0, 2), (3, 6), 0),
     ],
 )
-def test_what_is_lost_of_a_incarnation_is_a_gap_and_the_incarnation_goes_on_where_it_did(
+def test_what_is_lost_of_an_incarnation_is_a_gap_and_the_incarnation_goes_on_where_it_did(
     left: tuple[int, ...], lost: tuple[int, int], low: int
 ):
     known = incarnation_of(three())
@@ -197,7 +197,7 @@ def test_behind_what_has_expired_there_may_be_a_loss():
     assert (gaps(made.incarnation), made.incarnation.min_offset) == ([(3, 6, LOST)], 6)
 
 
-def test_a_incarnation_that_had_nothing_left_is_as_it_was():
+def test_an_incarnation_that_had_nothing_left_is_as_it_was():
     builder = three()
     expire(builder, 0, 9)
     known = incarnation_of(builder)

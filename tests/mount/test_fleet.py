@@ -100,7 +100,7 @@ def test_members_see_each_other_until_one_is_silent_or_leaves(monkeypatch: pytes
     assert [info.key for info in store.list(MEMBERS)] == [f"{MEMBERS}h~3a0/lease"]
 
 
-def test_a_member_incarnations_while_it_waits_for_a_mount_that_drains(
+def test_a_member_lives_while_it_waits_for_a_mount_that_drains(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Which may take as long as the lease; the others would begin to share out all that it mounts."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from support.clocks import Shifted
 from support.timers import Timers
-from tiered.context.dispatch import peak_rss_bytes
 
 from backends.local import LocalFolderStore
+from tiered.bench.dispatch import peak_rss_bytes
 from tiered.clock import SystemClock
 from tiered.log.timers import HOUR_MS
 from timer.local_target import LocalTarget
