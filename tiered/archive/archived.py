@@ -190,7 +190,7 @@ class SavedRun:
         """Of the bytes of a run.
 
         Raises:
-            ValueError: They are none.
+            ValueError: They are not a run.
         """
         arrow = load_pyarrow()
         self.data, self.digest = data, digest_of(data)

@@ -1,11 +1,11 @@
 """Writes Parquet files in memory, and reads them back to see that they say what they were told to.
 
-Settings, each measured (docs/formats/archive.md): zstd level 1, row groups of 64 MiB of columns whosever rows they are, a
+Settings, each measured (docs/formats/archive.md): zstd level 1, row groups of 64 MiB of columns, a
 page index, differences (DELTA) for offsets and times, dictionaries for columns of few values, bloom filters of the keys.
 Pages have checksums, and all blocks of the file, too (``tiered.archive.checked_ranges``).
 
-A file is made of *row ranges*: rows of one offset range each, in order of queue and offset. Whoever makes files, of segments
-or of other files, makes them here, so what proves a row range is reckoned in one way.
+A file is made of *row ranges*: rows of one offset range each, in order of queue and offset. Files of segments
+and of other files are all made here, so what proves a row range is reckoned in one way.
 
 Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` and a batch, and the file so far; at its end
 the file, and what is read back of it at once.

@@ -2,9 +2,9 @@
 
 An index object covers, of each queue named, a row of queue offsets: every message there has its keys in the object. What is
 covered of an incarnation grows from its minimum without a hole (``indexed_to`` says how far): an action whose rows do not
-begin exactly there, or that names an incarnation that is none, changes nothing, whoever wrote it. Nor does one whose
+begin exactly there, or that names an incarnation which does not exist, changes nothing. Nor does one whose
 messages were read before an end of the queue was last truncated (``last_cut``): other messages may stand there now. So
-nothing is ever left out for good: a new epoch, or whoever makes indexes again, goes on at ``indexed_to``.
+nothing is ever left out for good: a new epoch, or the next indexer, goes on at ``indexed_to``.
 
 Where index objects were dropped in the middle, the first hole is what has to be covered next. What covers what is counted
 by queue offsets, so expiry and merging of parts change nothing here; an object of which nothing can be read any more is
