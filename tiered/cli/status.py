@@ -243,7 +243,7 @@ class LsOptions:
         "list the objects (bundles) and what lies in them", excludes="incarnations"
     )
     incarnations: bool = flag(
-        "list each incarnation of a queue: incarnations that are over, ends that the broker truncated, the present one"
+        "list every incarnation of each queue: those that are over, ends that the broker truncated, the present one"
     )
 
 
