@@ -1,7 +1,10 @@
 """How large things may be, and what no folder holds."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 LINES_OF_A_MODULE = 1_000
@@ -73,3 +76,17 @@ def test_scripts_with_a_shebang_can_be_run(root: Path, tracked: dict[str, str]):
     shebangs = [name for name, text in tracked.items() if text.startswith("#!")]
     assert ".ci/run" in shebangs
     assert [name for name in shebangs if not (root / name).stat().st_mode & 0o111] == []
+
+
+def test_each_script_of_figures_starts(root: Path):
+    """As typed: without what pytest puts on the path."""
+    scripts = sorted((root / "tests" / "peer").glob("figures*.py"))
+    assert len(scripts) > 8
+
+    def start(script: Path) -> tuple[str, int, str]:
+        command = [sys.executable, str(script), "--help"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        return script.name, done.returncode, done.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [found for found in pool.map(start, scripts) if found[1]] == []

@@ -26,12 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.oracle import Broker
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from support.oracle import Broker
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -200,9 +202,6 @@ class Bench:
 @contextmanager
 def bench(work: Path, options: Options) -> Iterator[Bench]:
     """A broker on a new store, and its producers, warm."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    from support.oracle import Broker
-
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as name:
         folder = Path(name)

@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.archive_jobs import alone
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.archive_jobs import alone
 from support.archives_made import make_archive
 
 from backends.registry import open_store
