@@ -51,16 +51,20 @@ NOTE = re.compile("|".join(rf"\b{a}{b}\b" for a, b in [("TO", "DO"), ("FIX", "ME
 def found(pattern: re.Pattern[str], texts: dict[str, str]) -> list[str]:
     """`path:line: match` of everything that the pattern finds."""
     return [
-        f"{name}:{number}: {match.group()}"
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"
         for name, text in texts.items()
-        for number, line in enumerate(text.splitlines(), 1)
-        for match in [pattern.search(line)]
-        if match
+        for match in pattern.finditer(text)
     ]
 
 
 def test_no_registry_is_named(tracked: dict[str, str]):
-    assert found(REGISTRY, tracked) == []
+    named = {  # twenty plain searches are faster than one for any of twenty
+        name: text
+        for name, text in tracked.items()
+        for lower in [text.lower()]
+        if any(host in lower for host in HOSTS)
+    }
+    assert found(REGISTRY, named) == []
 
 
 def test_no_path_of_a_machine_is_named(tracked: dict[str, str]):

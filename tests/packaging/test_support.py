@@ -1,6 +1,7 @@
 """Tests stand alone: what two of them need is in ``tests/support``, which has an index, and is imported in one way."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -14,8 +15,13 @@ CHILD = "from a." + "test_two import x"  # in chunks, so that this file is not f
 LINE = re.compile(r"^- `(\w+)`: (.+)$", re.MULTILINE)
 
 
-def imported(text: str) -> Iterator[str]:
+@functools.cache
+def imported(text: str) -> tuple[str, ...]:
     """Modules that a file imports, wherever it does."""
+    return tuple(_imported(text))
+
+
+def _imported(text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             yield node.module or ""
