@@ -184,7 +184,9 @@ def test_nothing_outside_the_record_is_looked_at(record, other, noise):
                     if "position" not in name
                 ],
                 tag_hashes(block).tolist(),
-                blocks._hashes(block, np.array([0])).tolist(),
+                blocks._hashes(
+                    block, np.array([0]), blocks._topic_words(block, np.array([0]))
+                ).tolist(),
             )
         )
     assert seen[0] == seen[1] == seen[2]
@@ -236,6 +238,26 @@ def test_where_a_walk_stops(tail, stop):
     assert walk.sizes.dtype == np.int32
 
 
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 12))
+def test_hints_change_nothing_in_a_walk(data, count):
+    raw = lay_out([make(body=b"x" * number) for number in range(count)])
+    raw += data.draw(st.sampled_from([b"", b"\0" * 9, raw[:50]]))
+    true = walk_records(raw, 0, len(raw), size_max=SIZE_MAX).positions.tolist()
+    start = data.draw(st.sampled_from(true))
+    said = data.draw(st.sets(st.sampled_from(true)) | st.just(set(true)))
+    said |= data.draw(st.sets(st.integers(0, len(raw)), max_size=3))
+    hints = np.array(sorted(one for one in said if one >= start), np.int64)
+    end = data.draw(st.integers(start, len(raw)))
+    told = walk_records(raw, start, end, size_max=SIZE_MAX, hints=hints)
+    alone = walk_records(raw, start, end, size_max=SIZE_MAX)
+    assert (told.positions.tolist(), told.sizes.tolist()) == (
+        alone.positions.tolist(),
+        alone.sizes.tolist(),
+    )
+    assert (told.end, told.stop, told.sizes.dtype) == (alone.end, alone.stop, alone.sizes.dtype)
+
+
 def test_a_walk_ends_at_its_end_and_takes_no_part_of_a_record():
     raw = lay_out([make(), make()])
     walk = walk_records(raw, 0, len(raw) - 1, size_max=SIZE_MAX)
@@ -254,7 +276,9 @@ def test_groups_survive_equal_hashes(queues, collide):
     block, _ = split_records(raw, 0, len(raw), physical_offset=0, size_max=SIZE_MAX)
     with pytest.MonkeyPatch.context() as patch:
         if collide:
-            patch.setattr(blocks, "_hashes", lambda _, chosen: np.zeros(len(chosen), np.uint64))
+            patch.setattr(
+                blocks, "_hashes", lambda _, chosen, words: np.zeros(len(chosen), np.uint64)
+            )
         groups = group_by_queue(block)
     expected: dict[MessageQueue, list[int]] = {}
     for index, (topic, number) in enumerate(queues):

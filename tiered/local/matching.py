@@ -134,6 +134,15 @@ class SmallQueues:
         rows = zip(self._numbers, ends, places.tolist(), inside.tolist(), strict=True)
         return {queue: (QueueTail(end, place), fits) for queue, end, place, fits in rows}
 
+    def is_here(self, queue: MessageQueue) -> bool:
+        """Whether all of a queue's entries are here."""
+        return queue in self._numbers
+
+    def places(self) -> Longs:
+        """int64[n], rising: the places that the queues here list."""
+        named = self._items[:-1][~is_filler(self._items[:-1])]
+        return np.sort(named["physical_offset"].astype(np.int64))
+
     def numbers(self, groups: Groups) -> Longs:
         """Which of the queues here each group is of; -1: none."""
         return np.array([self._numbers.get(queue, -1) for queue in groups.queues], np.int64)

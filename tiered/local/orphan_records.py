@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tiered.local.catalog import Catalog, QueueState
     from tiered.local.classification import AnomalyCounters, Cases
     from tiered.local.consumequeues import Entries, Flags, Longs
+    from tiered.local.log_index import LogIndex
     from tiered.local.mapped_file_queue import MappedFileQueue
     from tiered.local.queue_reader import Fetched
     from tiered.model import MessageQueue
@@ -101,9 +102,9 @@ class OrphanRecords:
 
     # -- walking ---------------------------------------------------------------------------------
 
-    def walk(self, start: int, end: int) -> Iterator[Chunk]:
+    def walk(self, start: int, end: int, index: LogIndex | None = None) -> Iterator[Chunk]:
         """The chunks of a part of the log, over damage to where a consume queue says that a record begins."""
-        chunks = LogChunks(self._log)
+        chunks = LogChunks(self._log, index)
         while start < end:
             chunk = chunks.read(start, end, CHUNK_BYTES, check_crc=False)
             yield chunk

@@ -53,6 +53,7 @@ from tiered.local.layout import (
     read_text,
     read_topics,
 )
+from tiered.local.log_index import LogIndex
 from tiered.local.mapped_file_queue import FileCache, LostPages, MappedFileQueue, list_bases
 from tiered.local.matching import Match, match, match_groups
 from tiered.local.queue_reader import (
@@ -692,9 +693,24 @@ class RocketMQFollower:
         self._tags = self._store.tag_rule(view)
         self._note_places()
         self._fallen.update(self._next)
-        self._chunks = LogChunks(view.log)
+        self._chunks = LogChunks(view.log, self._log_index(view))
         self._position = min(self._position, self._first_position())
         self._must_sweep = True
+
+    def _log_index(self, view: View) -> LogIndex:
+        """Where records begin in the committed part of the log."""
+        if isinstance(view, DeadView):
+            return view.log_index()
+        return LogIndex(
+            lambda: [
+                *(
+                    (state.index, None if state.index.is_batch else self._next_of(state))
+                    for state in list(view.catalog.states.values())
+                    if self._next_of(state) < state.end
+                ),
+                *((index, None) for index in view.catalog.others),
+            ]
+        )
 
     # -- the committed part of the log -----------------------------------------------------------
 

@@ -72,6 +72,7 @@ from tiered.local.chunks import (
 from tiered.local.classification import Case
 from tiered.local.consumequeues import QueueTail, Rebuilt
 from tiered.local.interface import HoleReason, Waiting
+from tiered.local.log_index import LogIndex
 from tiered.local.matching import Match, SmallQueues, match, match_states, orphan_indices
 from tiered.local.orphan_records import OrphanRecords
 from tiered.local.queue_reader import Bounds, fetch, held_end, plan_count
@@ -178,12 +179,23 @@ class DeadView(View):
             self.undecided_end = self.log_min
         return match(state.index, block, found.indices)
 
+    def log_index(self) -> LogIndex:
+        """Where records begin; for one walk of the log."""
+        large = [
+            (state.index, None)
+            for queue, state in self.catalog.states.items()
+            if not self.listing.is_here(queue)
+        ]
+        large += [(index, None) for index in self.catalog.others]
+        return LogIndex(lambda: large, self._small)
+
     # -- opening ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Know nothing yet."""
         self.log_end = self.torn_bytes = 0
         self.listing = SmallQueues()  # entries of the small queues
+        self._small = self.listing.places()  # where the records are that those name
         self._tails: dict[MessageQueue, QueueTail] = {}
         self._listed: dict[MessageQueue, int] = {}
         """One past the last queue offset of which a record was seen that counts."""
@@ -203,6 +215,7 @@ class DeadView(View):
         if not self.log.bases:
             return
         self.listing = SmallQueues(self.catalog.states.values())
+        self._small = self.listing.places()
         known = self.listing.ends(0, 0)
         for queue, state in self.catalog.states.items():
             self._tails[queue] = known[queue][0] if queue in known else state.index.tail()
@@ -212,7 +225,8 @@ class DeadView(View):
             checkpoint=self._checkpoint,
             listed_end=self._listed_end(),
         )
-        end = find_log_end(self.log, self._chunks, start, self._visit_replayed)
+        chunks = LogChunks(self.log, self.log_index())
+        end = find_log_end(self.log, chunks, start, self._visit_replayed)
         self.log_end, self.torn_bytes = end.end, end.torn_bytes
         if start > self.log.bases[0] and self._needs_whole_scan(start, whole_log_bytes_max):
             self._scan(self.log.bases[0], start)
@@ -351,7 +365,7 @@ class DeadView(View):
 
     def _scan(self, position: int, limit: int) -> None:
         """Walk the log below recovery's start for records that no consume queue lists."""
-        for chunk in self.orphans.walk(position, limit):
+        for chunk in self.orphans.walk(position, limit, self.log_index()):
             self._take(chunk.block, chunk.block.faults == RecordFault.OK, replayed=False)
 
     def _needs_whole_scan(self, start: int, whole_log_bytes_max: int) -> bool:

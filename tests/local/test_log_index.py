@@ -1,0 +1,92 @@
+"""Consume queues as an index of the log: what they say spares walking it, and rules over nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from support import captures, following
+
+from tiered.format.record import SIZE_AND_MAGIC
+from tiered.local import log_index
+from tiered.local.chunks import LogChunks
+from tiered.local.chunks import following as next_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tiered.local.rocketmq import RocketMQStore
+    from tiered.local.views import View
+
+
+def walked(view: View, window_bytes: int, *, is_told: bool) -> list[int]:
+    """Where each record of the log begins."""
+    chunks = LogChunks(view.log, view.log_index() if is_told else None)
+    found, at = [], view.log_min
+    while at is not None and at < view.log_end:
+        chunk = chunks.read(at, view.log_end, window_bytes)
+        found += (chunk.block.positions + chunk.start).tolist()
+        at = next_of(chunk)
+    return found
+
+
+@pytest.fixture(scope="module", params=captures.NAMES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp(request.param)
+    store = following.open_store(following.unpack(request.param, folder))
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("span", [1, 10_000, 64 << 20])
+def test_places_are_where_records_begin(
+    store: RocketMQStore, span: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log_index, "_SPAN_BYTES", span)
+    monkeypatch.setattr(log_index, "_UNITS_MIN", 2)
+    view = store.current_view()
+    expected = walked(view, 1 << 20, is_told=False)
+    assert walked(view, 3_000, is_told=True) == expected
+    index, found, step = view.log_index(), [], 7_000
+    for start in range(view.log_min, view.log_end, step):
+        end = min(start + step, view.log_end)
+        found += index.places(start, end, view.log_end).tolist()
+    assert found == sorted(found)
+    assert set(expected) >= set(found)
+    unlisted = len(set(expected) - set(found))  # a crash has lost some entries
+    assert unlisted <= len(expected) // 10, f"{unlisted} of {len(expected)} are walked one by one"
+
+
+def test_a_window_that_tiles_is_not_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = following.open_store(following.unpack("s01-basic", tmp_path))
+    view = store.current_view()
+    asked = []
+
+    class Counted:
+        size = SIZE_AND_MAGIC.size
+
+        def unpack_from(self, data: memoryview, at: int) -> tuple[int, int]:
+            asked.append(at)
+            return SIZE_AND_MAGIC.unpack_from(data, at)
+
+    monkeypatch.setattr("tiered.format.block.SIZE_AND_MAGIC", Counted())
+    assert len(walked(view, 1 << 20, is_told=True)) > 20 * len(asked)
+    store.close()
+
+
+def test_entries_that_lie_cost_a_walk_and_nothing_else(tmp_path: Path):
+    """Places that are damaged, doubled or out of order: the same messages come."""
+    folder = following.unpack("s01-basic", tmp_path)
+    expected = following.expected("s01-basic").messages
+
+    class Lying(log_index.LogIndex):
+        def places(self, start: int, end: int, limit: int) -> np.ndarray:
+            found = super().places(start, end, limit)
+            return np.sort(np.concatenate((found[::3], found[::2] + 5, found[:4])))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiered.local.views.LogIndex", Lying)
+        store = following.open_store(folder)
+        assert following.follow_all(store, 5_000).messages == expected
+        store.close()
