@@ -354,22 +354,13 @@ class ForeignNames:
             return sorted(name for name in self._names if name.startswith(prefix))
 
 
-@runtime_checkable
-class NotingStore(Protocol):
-    """A store that remembers what its listings left out."""
-
-    @property
-    def foreign(self) -> ForeignNames:
-        """What they were."""
-        ...
-
-
 def foreign_below(store: ObjectStore, prefix: str) -> list[str]:
     """What listings of a store, or of the one that it wraps, have met below ``prefix`` and left out. Asks nothing."""
     inner: object = store
     while inner is not None:
-        if isinstance(inner, NotingStore):
-            return inner.foreign.below(prefix)
+        foreign = getattr(inner, "foreign", None)
+        if isinstance(foreign, ForeignNames):
+            return foreign.below(prefix)
         inner = getattr(inner, "inner", None)
     return []
 

@@ -35,7 +35,7 @@ import enum
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from backends.base import as_chunks
@@ -121,13 +121,6 @@ class Event:
     fault: Fault | None
 
 
-@dataclass(slots=True)
-class _Late:
-    """Writes on their way."""
-
-    writes: list[Callable[[], object]] = field(default_factory=list)
-
-
 class FaultyStore(WrappingStore):
     """A store that fails by rule; see the module's table."""
 
@@ -141,7 +134,7 @@ class FaultyStore(WrappingStore):
         super().__init__(inner)
         self._rng = rng
         self._rules = list(rules)
-        self._late = _Late()
+        self._late: builtins.list[Callable[[], object]] = []  # writes on their way
         self._lock = threading.Lock()
         self.events: list[Event] = []  # all requests, and what was done to them
         self.stale = ""  # what is in keys of which listings may be stale; empty: in none
@@ -164,9 +157,9 @@ class FaultyStore(WrappingStore):
             count: At most so many; None for all.
         """
         with self._lock:
-            self._rng.shuffle(self._late.writes)
-            landing = self._late.writes[:count]
-            del self._late.writes[: len(landing)]
+            self._rng.shuffle(self._late)
+            landing = self._late[:count]
+            del self._late[: len(landing)]
         for write in landing:
             with suppress(BackendError):
                 write()
@@ -220,7 +213,7 @@ class FaultyStore(WrappingStore):
             raise UnknownOutcomeError(f"request lost (injected): {key!r}")
         if fault is Fault.LATE:
             with self._lock:
-                self._late.writes.append(write)
+                self._late.append(write)
             raise UnknownOutcomeError(f"request late (injected): {key!r}")
         done = self._noted(key, write)
         if fault is Fault.TWICE:
@@ -287,13 +280,16 @@ class FaultyStore(WrappingStore):
             return fault
 
 
+_REFUSALS: dict[Fault | None, type[BackendError]] = {
+    Fault.UNAVAILABLE: UnavailableError,
+    Fault.FULL: StoreFullError,
+    Fault.DENIED: PermissionDeniedError,
+}
+
+
 def _raise_before(fault: Fault | None, key: str) -> None:
-    if fault is Fault.UNAVAILABLE:
-        raise UnavailableError(f"not available (injected): {key!r}")
-    if fault is Fault.FULL:
-        raise StoreFullError(f"full (injected): {key!r}")
-    if fault is Fault.DENIED:
-        raise PermissionDeniedError(f"denied (injected): {key!r}")
+    if fault in _REFUSALS:
+        raise _REFUSALS[fault](f"refused (injected): {key!r}")
     if fault is Fault.CRASH_BEFORE:
         raise SimulatedCrash(key)
 
