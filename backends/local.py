@@ -197,7 +197,10 @@ class LocalFolderStore:
         chunks = as_chunks(data)
         with mapped(self._where(key)), self._locked():
             if expected is None:
-                self._create_first(key, data)
+                try:
+                    self.put_if_absent(key, data)
+                except AlreadyExistsError as error:
+                    raise PreconditionFailedError(str(error)) from None
             else:
                 self._check_version(key, expected)
                 self._replace(folder, name, key, chunks)
@@ -263,10 +266,22 @@ class LocalFolderStore:
     def _force_names(self, folder: bytes, folder_fd: int, key: str) -> None:
         """Force a new name to disk, and those of its folder and of all above it."""
         self._force(folder_fd, key)
-        try:
+        with self._in_doubt(key):
             self._folders.force_names([folder])
+
+    def _force(self, folder_fd: int, key: str) -> None:
+        with self._in_doubt(key):
+            os.fsync(folder_fd)
+
+    @contextmanager
+    def _in_doubt(self, key: str) -> Iterator[None]:
+        """When names cannot be forced to disk nobody knows what a crash would leave."""
+        try:
+            yield
         except OSError as error:
-            raise self._doubt(key, error) from error
+            raise UnknownOutcomeError(
+                f"{error.strerror}: written, but not surely on disk ({self._where(key)})"
+            ) from error
 
     def _refusal(self, key: str, error: OSError) -> BackendError:
         """Why an object could not be created, in our own errors."""
@@ -277,24 +292,6 @@ class LocalFolderStore:
         if os.path.isdir(self._path(key)):
             return self._nested(key)
         return AlreadyExistsError(f"object exists: {self._where(key)}")
-
-    def _doubt(self, key: str, error: OSError) -> UnknownOutcomeError:
-        return UnknownOutcomeError(
-            f"{error.strerror}: written, but not surely on disk ({self._where(key)})"
-        )
-
-    def _force(self, folder_fd: int, key: str) -> None:
-        """Force a folder's names to disk; when that fails nobody knows what a crash would leave."""
-        try:
-            os.fsync(folder_fd)
-        except OSError as error:
-            raise self._doubt(key, error) from error
-
-    def _create_first(self, key: str, data: Buffer) -> None:
-        try:
-            self.put_if_absent(key, data)
-        except AlreadyExistsError:
-            raise PreconditionFailedError(f"object exists: {self._where(key)}") from None
 
     def _check_version(self, key: str, expected: Version) -> None:
         """The lock is held."""
@@ -424,51 +421,38 @@ def walk(
     begin = wanted.rpartition(b"/")[0]
     if begin.partition(b"/")[0] in hidden:
         return
-    yield from _Walk(root, hidden, wanted, after, foreign).below(begin + b"/" if begin else b"")
+    hidden_folders = {name + b"/" for name in hidden}
 
-
-class _Walk:
-    def __init__(
-        self,
-        root: bytes,
-        hidden: AbstractSet[bytes],
-        wanted: bytes,
-        after: bytes,
-        foreign: Callable[[bytes], None],
-    ) -> None:
-        self._root = root
-        self._hidden = {name + b"/" for name in hidden}
-        self._wanted = wanted
-        self._after = after
-        self._foreign = foreign
-
-    def below(self, base: bytes) -> Iterator[ObjectInfo]:
+    def below(base: bytes) -> Iterator[ObjectInfo]:
         """What lies below a folder, "" or ending in a slash."""
-        for name, is_folder in _entries(self._root + b"/" + base):
+        for name, is_folder in _entries(root + b"/" + base):
             key = base + name
             if is_folder:
-                if key not in self._hidden and _may_hold(key, self._wanted, self._after):
-                    yield from self.below(key)
-            elif key > self._after and key.startswith(self._wanted):
-                info = self._info(key)
+                if key not in hidden_folders and _may_hold(key, wanted, after):
+                    yield from below(key)
+            elif key > after and key.startswith(wanted):
+                info = _info(root, key, foreign)
                 if info is not None:
                     yield info
 
-    def _info(self, key: bytes) -> ObjectInfo | None:
-        """What is told of a file; None: it has gone, or it is not an object, which is noted."""
-        try:
-            text = key.decode()
-            check_key(text)
-            found = os.lstat(self._root + b"/" + key)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (UnicodeDecodeError, InvalidKeyError):
-            self._foreign(key)
-            return None
-        if not stat.S_ISREG(found.st_mode):
-            self._foreign(key)
-            return None
-        return ObjectInfo(text, found.st_size, found.st_mtime_ns // _NS_PER_MS)
+    yield from below(begin + b"/" if begin else b"")
+
+
+def _info(root: bytes, key: bytes, foreign: Callable[[bytes], None]) -> ObjectInfo | None:
+    """What is told of a file; None: it has gone, or it is not an object, which is noted."""
+    try:
+        text = key.decode()
+        check_key(text)
+        found = os.lstat(root + b"/" + key)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (UnicodeDecodeError, InvalidKeyError):
+        foreign(key)
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        foreign(key)
+        return None
+    return ObjectInfo(text, found.st_size, found.st_mtime_ns // _NS_PER_MS)
 
 
 def _entries(path: bytes) -> list[tuple[bytes, bool]]:
