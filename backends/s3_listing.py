@@ -158,7 +158,6 @@ def _info(element: ET.Element, *, is_escaped: bool) -> ObjectInfo:
 
 # -- signed GETs -------------------------------------------------------------------------------------
 
-_CONNECT_TIMEOUT_S: Final = 5.0
 _KEPT_MAX: Final = 16
 _CHUNK_BYTES: Final = 256 * 1024
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -248,7 +247,7 @@ class SignedGet:
     def _connection(self) -> http.client.HTTPConnection:
         """One that is not connected yet."""
         host, port = self._way.host, self._way.port
-        timeout_s = min(_CONNECT_TIMEOUT_S, self._settings.timeout_s)
+        timeout_s = self._settings.connect_timeout_s
         if self._tls is None:
             return http.client.HTTPConnection(host, port, timeout=timeout_s)
         made = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from urllib.parse import urlsplit
 
 from backends.base import check_key
@@ -41,7 +41,9 @@ class S3Options:
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _BYTES_S_MIN = 512 * 1024
 """Slower is a failure: 4 Mbit/s."""
+_CONNECT_TIMEOUT_S = 5.0
 _REGION_DEFAULT = "us-east-1"
+_NEEDS = "s3:// needs libraries that are not installed; pip install 'tieredmq[s3]', or `make setup` in a checkout"
 ENDPOINT_OPTION = "--endpoint-url"
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -86,6 +88,11 @@ class S3Settings:
     def deadline_s(self, size_bytes: int) -> float:
         """Deadline of a request that moves so many bytes: a slow way to the store is not a failure of it."""
         return self.timeout_s + size_bytes / _BYTES_S_MIN
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Deadline of making a connection."""
+        return min(_CONNECT_TIMEOUT_S, self.timeout_s)
 
     @property
     def is_plain_http(self) -> bool:
@@ -254,10 +261,17 @@ def _has_profile(env: Mapping[str, str]) -> bool:
 
 
 def _load_profile(name: str | None) -> Profile:
+    found: Profile = loaded("s3_control").load_profile(name)
+    return found
+
+
+def loaded(module: str) -> Any:  # noqa: ANN401 (a module)
+    """A module of this package that needs libraries which may not be installed.
+
+    Raises:
+        ConfigurationError: They are not.
+    """
     try:
-        control = importlib.import_module("backends.s3_control")
+        return importlib.import_module(f"backends.{module}")
     except ImportError as error:
-        raise ConfigurationError(
-            "AWS profiles and roles need boto3: install tieredmq[s3]"
-        ) from error
-    return cast("Profile", control.load_profile(name))
+        raise ConfigurationError(_NEEDS) from error

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import ssl
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import (
     BackendError,
@@ -104,20 +105,14 @@ def no_credentials(cause: str) -> S3Failure:
     return S3Failure(0, NO_CREDENTIALS, sent=False, detail=detail)
 
 
-class Condition(NamedTuple):
-    """When a PUT may happen: only if absent, or only if at ``etag``."""
-
-    etag: str | None = None
-
-
 class S3Wire(Protocol):
     """Requests for one bucket, with whole keys. No retries. Any thread may call anything.
 
     Every method raises ``S3Failure`` and nothing else.
     """
 
-    def put(self, key: str, chunks: Sequence[Chunk], condition: Condition) -> str:
-        """PUT the joined chunks; the new ETag, quoted as the server sent it."""
+    def put(self, key: str, chunks: Sequence[Chunk], expected: str | None) -> str:
+        """PUT the joined chunks if the object has that ETag, or, with None, is absent; the new ETag, quoted as it came."""
         ...
 
     def get(self, key: str) -> tuple[bytes, str]:
@@ -169,22 +164,28 @@ _VERBS = {
 _FORBIDDEN = 403
 
 
-def to_error(
-    failure: S3Failure, *, write: bool, where: str, endpoint: str, permission: str = ""
-) -> BackendError:
-    """Our error for a failure.
+@contextmanager
+def failures_of(permission: str, where: str, endpoint: str) -> Iterator[None]:
+    """What a request meets becomes our error.
 
     Args:
-        write: Whether the request may have changed something.
+        permission: What it needs, as policies name it (``s3:PutObject``), for the message.
         endpoint: Address of the server, for the message.
-        permission: What the request needs, as policies name it (``s3:PutObject``), for the message.
     """
+    try:
+        yield
+    except S3Failure as failure:
+        raise _to_error(failure, permission, where, endpoint) from failure
+
+
+def _to_error(failure: S3Failure, permission: str, where: str, endpoint: str) -> BackendError:
     if failure.untrusted:
         return UntrustedError(f"{endpoint} is not trusted: {failure} ({where})")
     if failure.code == NO_CREDENTIALS:
         return PermissionDeniedError(f"no credentials for {endpoint}: {failure.detail} ({where})")
     if not failure.sent:
         return UnreachableError(f"cannot reach {endpoint}: {failure} ({where})")
+    write = permission in {PUT, DELETE}
     answer = answer_for(failure.status, failure.code, failure.facts, write=write)
     error = answer.kind(_told(failure, answer, where, endpoint, permission))
     error.reason, error.do = answer.reason or error.reason, answer.do
@@ -203,16 +204,12 @@ def _told(failure: S3Failure, answer: Refusal, where: str, endpoint: str, permis
     if answer.what:
         return f"{endpoint} {answer.what}{particulars(answer, failure.facts)}: {answered}"
     if answer.kind is PermissionDeniedError:
-        return f"{endpoint} refuses {_refused(failure, permission)}: {answered}"
+        refused = "these credentials"
+        if failure.status == _FORBIDDEN and failure.code in _DENIED_CODES:
+            verb = _VERBS[permission]
+            refused = f"to {verb}, for which {refused} need the permission {permission}"
+        return f"{endpoint} refuses {refused}: {answered}"
     return f"{endpoint} answered {answered}"
-
-
-def _refused(failure: S3Failure, permission: str) -> str:
-    """What it is that the server does not accept: a right that is missing, or who we say we are."""
-    if failure.status == _FORBIDDEN and failure.code in _DENIED_CODES and permission:
-        verb = _VERBS[permission]
-        return f"to {verb}, for which these credentials need the permission {permission}"
-    return "these credentials"
 
 
 # -- trust -----------------------------------------------------------------------------------------
