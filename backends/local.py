@@ -97,13 +97,9 @@ class LocalFolderStore:
     """An ``ObjectStore`` in a folder; see the module's contract."""
 
     def __init__(self, root: str | os.PathLike[str], *, timeout_s: float = 30.0) -> None:
-        """Use a folder, which is made at the first write if it is missing.
+        """Use a folder, which is made at the first write if it is missing; its path is absolute.
 
-        Args:
-            timeout_s: How long a change waits for another process's lock, seconds.
-
-        Raises:
-            ConfigurationError: The path is not absolute, or is not a folder.
+        A change waits ``timeout_s`` at most for another process's lock.
         """
         path = Path(root)
         if not path.is_absolute():
@@ -211,7 +207,6 @@ class LocalFolderStore:
             self._folders.close()
 
     def _place(self, key: str) -> tuple[bytes, bytes]:
-        """Folder and name of a key."""
         check_key(key)
         folder, _, name = key.encode().rpartition(b"/")
         if key.partition("/")[0].encode() in _RESERVED:
@@ -243,11 +238,7 @@ class LocalFolderStore:
                 os.close(fd)
 
     def _create(self, folder: bytes, name: bytes, key: str, chunks: builtins.list[Chunk]) -> None:
-        """Write an object that is not there yet.
-
-        Raises:
-            NamingError: Nobody knows whether it has its name.
-        """
+        """Write an object that is not there yet; NamingError: nobody knows whether it has its name."""
         with self._folders.hold(folder) as folder_fd:
             with _saying_removed(folder_fd):
                 draft = self._writer.write(folder_fd, chunks)
@@ -409,13 +400,9 @@ def walk(
 ) -> Iterator[ObjectInfo]:
     """Objects below ``root`` whose key begins with ``prefix`` and is greater than ``start_after``.
 
-    Each folder is read when the walk reaches it: O(names of the folder) memory. Files and folders
-    that vanish meanwhile are left out. So are links, devices and names that are no keys, which are noted.
-
-    Args:
-        root: Absolute path; a missing one has no objects.
-        hidden: Names of the folders in the root that are not part of the store.
-        foreign: Told of what is not an object: its name below the root.
+    Each folder is read when the walk reaches it: O(names of the folder) memory. Files and folders that vanish meanwhile are
+    left out. So are links, devices and names that are no keys, of which ``foreign`` is told. ``hidden``: names of the
+    folders in the root that are not part of the store.
     """
     wanted, after = prefix.encode(), start_after.encode()
     begin = wanted.rpartition(b"/")[0]

@@ -193,7 +193,6 @@ class FolderCache:
     """
 
     def __init__(self, root: bytes) -> None:
-        """Remember where; nothing is opened or made yet."""
         self._root = root
         self._lock = threading.Lock()
         self._syncs = _SharedSyncs()
@@ -204,11 +203,7 @@ class FolderCache:
 
     @contextmanager
     def hold(self, folder: bytes) -> Iterator[int]:
-        """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself), perhaps not durable.
-
-        Raises:
-            OSError: It cannot be made or opened; ENOTDIR when an object is in its place.
-        """
+        """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself), perhaps not durable."""
         fd = self._open_or_make(folder)
         try:
             yield fd
@@ -223,11 +218,7 @@ class FolderCache:
             yield fd
 
     def force_names(self, folders: Iterable[bytes]) -> None:
-        """Return when the names of ``folders`` and of all above them are on disk. They are held by the caller.
-
-        Raises:
-            OSError: A folder cannot be opened or forced; how far that went is not known.
-        """
+        """Return when the names of ``folders`` and of all above them are on disk. They are held by the caller."""
         new: dict[bytes, int] = {}
         try:
             for folder in folders:
@@ -406,12 +397,7 @@ class Draft:
     __slots__ = ("_path", "fd", "folder_fd")
 
     def __init__(self, fd: int, folder_fd: int, path: bytes | None = None) -> None:
-        """Take over ``fd``.
-
-        Args:
-            folder_fd: Where its name will be; held by the caller.
-            path: What it is called for the time being, if anything.
-        """
+        """Take over ``fd``; ``path``: what it is called for the time being, if anything."""
         self.fd = fd  # open for writing
         self.folder_fd = folder_fd  # where its name will be; held by the caller that asked for it
         self._path = path
@@ -464,11 +450,7 @@ class ExclusiveWriter:
     """Writes files. Safe to use from any number of threads."""
 
     def __init__(self, root: bytes, folders: FolderCache, hidden: bytes) -> None:
-        """Make a writer.
-
-        Args:
-            hidden: Its name; for named files, used where the system has no unnamed ones.
-        """
+        """``hidden``: name of the folder for named files, used where the system has no unnamed ones."""
         self._hidden = hidden
         self._path = root + b"/" + hidden
         self._folders = folders
@@ -476,12 +458,7 @@ class ExclusiveWriter:
         self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
 
     def write(self, folder_fd: int, chunks: Sequence[Chunk]) -> Draft:
-        """Write a file that has no name in the folder yet. Close it in any case.
-
-        Raises:
-            FileNotFoundError: The folder has been removed.
-            OSError: Anything else; nothing is left.
-        """
+        """Write a file that has no name in the folder yet. Close it in any case; after an error nothing is left."""
         draft = self._unnamed_draft(folder_fd) if self._unnamed else None
         draft = draft or self._named_draft(folder_fd)
         try:
@@ -549,11 +526,7 @@ def _umask() -> int:
 
 
 def open_object(path: bytes, key: str) -> int:
-    """A descriptor for reading a regular file.
-
-    Raises:
-        ObjectNotFoundError: Something else has that name.
-    """
+    """A descriptor for reading a regular file; ObjectNotFoundError: something else has that name."""
     fd = os.open(path, _READ)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -562,12 +535,7 @@ def open_object(path: bytes, key: str) -> int:
 
 
 def read_range(fd: int, key: str, byte_range: ByteRange | None) -> bytes:
-    """Read a range, or all, of an open file; never less than asked for.
-
-    Raises:
-        InvalidRangeError: The range begins at or behind the end.
-        ShortReadError: It ends behind the end, or the file was cut while it was read.
-    """
+    """Read a range, or all, of an open file; never less than asked for (``check_range``)."""
     size = os.fstat(fd).st_size
     if byte_range is None:
         if not size:
@@ -614,11 +582,7 @@ def is_vacant(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a regular file.
-
-    Raises:
-        OSError: It cannot be read, or is something else (a FIFO, socket, device or folder).
-    """
+    """All bytes of a regular file. OSError: it is something else (a FIFO, socket, device or folder)."""
     fd = os.open(path, _READ)
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -629,10 +593,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 def write_regular(path: str | os.PathLike[str], data: bytes) -> None:
     """Put a file there, or in the place of one that is there: the whole file or, on a full disk, none of it.
 
-    Behind a symbolic link the file that it names is replaced.
-
-    Raises:
-        OSError: It cannot be written, or something else (a FIFO, socket, device or folder) is there. What was there stays.
+    Behind a symbolic link the file that it names is replaced. OSError: something else is there. What was there stays.
     """
     real = os.path.realpath(path)
     mode = None

@@ -39,13 +39,9 @@ _ABSOLUTE = "give a URL like file:///var/tier, s3://bucket/prefix or memory://na
 
 
 def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
-    """Make the store that a URL names. Asks nothing of the network yet.
+    """Make the store that a URL names; ``options`` are for ``s3`` only. Asks nothing of the network yet.
 
-    Args:
-        options: For ``s3`` only.
-
-    Raises:
-        ConfigurationError: The URL names nothing that can be opened, or a library is missing.
+    ConfigurationError: the URL names nothing that can be opened, or a library is missing.
     """
     match = _SCHEME.match(url)
     if match is None:
@@ -109,16 +105,9 @@ _TRIES = 6
 def probe(store: ObjectStore, probe_id: str, *, below: str = "") -> Capabilities:
     """Write, write again, look for it under another spelling, replace with a stale version, and clean up.
 
-    About ten requests.
-
-    It cannot show that a store is safe under races, only that it is not deaf to conditions.
-
-    Args:
-        probe_id: Makes the keys ``probe-<id>-...``; random, so that no two probes meet.
-        below: Prefix of the keys, ending in a slash, for who may write only there.
-
-    Raises:
-        BackendError: The store cannot be reached or refuses us; it stays open what it can do.
+    About ten requests. It cannot show that a store is safe under races, only that it is not deaf to conditions.
+    ``probe_id`` makes the keys ``probe-<id>-...``; random, so that no two probes meet. ``below``: prefix of the keys,
+    ending in a slash, for who may write only there. After an error it stays open what the store can do.
     """
     for tried in range(_TRIES - 1):
         with suppress(

@@ -67,11 +67,7 @@ _NOT_FOUND = 404
 
 
 def open_s3(location: str, options: S3Options) -> S3Store:
-    """Make a store for ``bucket/prefix``. Nothing is asked of the network.
-
-    Raises:
-        ConfigurationError: No bucket, a wrong option, or obstore is not installed.
-    """
+    """Make a store for ``bucket/prefix``. Nothing is asked of the network."""
     bucket, prefix = split_location(location)
     check_options(options)
     signed = any(name.lower().startswith("x-amz-") for name in options.headers)
@@ -100,12 +96,7 @@ class S3Store:
     """An ``ObjectStore`` in a bucket; see the module's contract."""
 
     def __init__(self, bucket: str, prefix: str, connect: Callable[[], tuple[S3Wire, str]]) -> None:
-        """Keep what is needed to connect.
-
-        Args:
-            prefix: Below which all keys lie; "" for the whole bucket.
-            connect: Makes the client and names the server; called once, at the first request.
-        """
+        """Keep what is needed to connect: ``connect`` makes the client and names the server, at the first request."""
         self._url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._prefix = prefix + "/" if prefix else ""
         self._connect = connect

@@ -175,12 +175,9 @@ _ELEMENT: Final = re.compile(rf"<({'|'.join(ELEMENTS)})>([^<]*)</\1>")
 
 
 def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool) -> Refusal:
-    """What a refusal means.
+    """What a refusal means, of an HTTP status (0: no answer came) and a code of S3 or ours ("": there was none).
 
-    Args:
-        status: Of HTTP; 0: no answer came.
-        code: S3's, or one of ours; "": there was none.
-        write: Whether the request may have changed something.
+    ``write``: whether the request may have changed something.
     """
     if code.startswith("KMS.") and code not in _BY_CODE:
         return _KMS_ANSWER

@@ -61,11 +61,6 @@ class Bucket:
     """The bucket of ``bucket/prefix``, and the versions below the prefix. Nothing is asked before a method is called."""
 
     def __init__(self, location: str, options: S3Options) -> None:
-        """Prepare.
-
-        Raises:
-            ConfigurationError: A wrong option, or a library is missing.
-        """
         self._name, self._prefix = split_location(location)
         self._root = f"{self._prefix}/" if self._prefix else ""
         check_options(options)
@@ -118,11 +113,7 @@ class Bucket:
 
 
 def open_versions(url: str, options: S3Options) -> Bucket | None:
-    """The bucket of a URL, for its old versions; None where there can be none, as in a folder.
-
-    Raises:
-        ConfigurationError: A wrong option, or a library is missing.
-    """
+    """The bucket of a URL, for its old versions; None where there can be none, as in a folder."""
     for scheme in _SCHEMES:
         if url.lower().startswith(scheme):
             return Bucket(url[len(scheme) :].rstrip("/"), options)
@@ -142,11 +133,7 @@ def read_object_lock(location: str, options: S3Options) -> str:
 
 
 def plain_http_host(location: str, options: S3Options) -> str:
-    """Host of the endpoint when nothing is encrypted on the way, else "".
-
-    Raises:
-        ConfigurationError: A wrong option.
-    """
+    """Host of the endpoint when nothing is encrypted on the way, else ""."""
     settings = resolve(split_location(location)[0], options, os.environ)
     if not settings.is_plain_http or settings.endpoint_url is None:
         return ""

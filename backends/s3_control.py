@@ -72,14 +72,7 @@ class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
 
 
 def load_profile(name: str | None) -> Profile:
-    """Endpoint, region and credentials of an AWS profile, or of the default chain.
-
-    Args:
-        name: The profile, or None for what AWS tools would take.
-
-    Raises:
-        ConfigurationError: No such profile, or its settings cannot be read.
-    """
+    """Endpoint, region and credentials of an AWS profile, or (None) of what AWS tools would take."""
     try:
         session = boto3.Session(profile_name=name)
         found = session.get_credentials()

@@ -59,18 +59,12 @@ class Lister:
     """Lists one bucket."""
 
     def __init__(self, settings: S3Settings) -> None:
-        """Connect to nothing yet.
-
-        Raises:
-            ConfigurationError: The CA bundle or the proxy's address cannot be used.
-        """
         self._asking = SignedGet(settings)
 
     def pages(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
         """What lies below ``folder`` ("" or ending in a slash) behind a key (""), a page at a time.
 
-        Raises:
-            S3Failure: As of any request; with a code of ours when the answer is no whole listing.
+        S3Failure as of any request; with a code of ours when the answer is no whole listing.
         """
         query = {"list-type": "2", "encoding-type": "url", "prefix": folder}
         if start_after:
@@ -169,11 +163,6 @@ class SignedGet:
     """Asks one bucket."""
 
     def __init__(self, settings: S3Settings) -> None:
-        """Connect to nothing yet.
-
-        Raises:
-            ConfigurationError: The CA bundle cannot be read, or the proxy's address not used.
-        """
         self._settings = settings
         self._endpoint = _endpoint_of(settings)
         self._tls = _tls(settings) if self._endpoint.scheme == "https" else None
@@ -184,11 +173,7 @@ class SignedGet:
         self._is_closed = threading.Event()
 
     def get(self, query: Mapping[str, str]) -> tuple[int, bytes]:
-        """Status and body of an answer, which is whole.
-
-        Raises:
-            S3Failure: There is none.
-        """
+        """Status and body of an answer, which is whole; S3Failure: there is none."""
         target, headers = self._signed(query)
         until_s = time.monotonic() + self._settings.timeout_s
         try:

@@ -114,11 +114,7 @@ class S3Settings:
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """Bucket and prefix of ``bucket/prefix``.
-
-    Raises:
-        ConfigurationError: No bucket, or a name that no bucket or key can have.
-    """
+    """Bucket and prefix of ``bucket/prefix``."""
     bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ConfigurationError("no bucket in the S3 URL; write s3://bucket/prefix")
@@ -140,14 +136,10 @@ def split_location(location: str) -> tuple[str, str]:
 
 
 def check_endpoint(url: str, origin: str, *, takes_path: bool = False) -> str:
-    """The endpoint without a trailing slash.
+    """The http or https endpoint, which has no user, password or query, without a trailing slash.
 
-    Args:
-        takes_path: Whether the S3 API may lie below a path, as somebody has said by ``path_style``.
-        origin: Which option or variable says so, for the message.
-
-    Raises:
-        ConfigurationError: It is no http or https address, or has a user, password or query in it.
+    ``takes_path``: the S3 API may lie below a path, as somebody has said by ``path_style``. ``origin``: which option or
+    variable says so, for the message.
     """
     shown = repr(re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*", "?***", url)))
     no_address = ConfigurationError(
@@ -174,11 +166,7 @@ def check_endpoint(url: str, origin: str, *, takes_path: bool = False) -> str:
 
 
 def check_options(options: S3Options) -> None:
-    """Refuse options that no request could carry.
-
-    Raises:
-        ConfigurationError: Says which one.
-    """
+    """Refuse options that no request could carry."""
     if options.timeout_s <= 0:
         raise ConfigurationError(f"S3 timeout is not positive: {options.timeout_s}")
     if options.endpoint_url is not None:
@@ -192,14 +180,7 @@ def check_options(options: S3Options) -> None:
 
 
 def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settings:
-    """Bring together options, environment and profile. May ask a metadata service for a role.
-
-    Args:
-        options: What the caller said; wins over everything.
-
-    Raises:
-        ConfigurationError: An endpoint makes no sense, or there are no credentials.
-    """
+    """Bring together options (which win), environment and profile. May ask a metadata service for a role."""
     endpoint, origin = _endpoint(options, env)
     region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
     static = None if options.profile else _static_credentials(env)
@@ -266,11 +247,7 @@ def _load_profile(name: str | None) -> Profile:
 
 
 def loaded(module: str) -> Any:  # noqa: ANN401 (a module)
-    """A module of this package that needs libraries which may not be installed.
-
-    Raises:
-        ConfigurationError: They are not.
-    """
+    """A module of this package that needs libraries which may not be installed."""
     try:
         return importlib.import_module(f"backends.{module}")
     except ImportError as error:

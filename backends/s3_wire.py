@@ -49,7 +49,6 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
         untrusted: bool = False,
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        """Hold what is known of the failure."""
         super().__init__(status, code, sent, detail)
         self.status = status  # HTTP status of the answer, or 0 when there was none
         self.code = code  # s3's error code in it, or ""
@@ -69,11 +68,7 @@ _FIRST_SERVER_FAULT = 500
 
 
 def answered(status: int, body: str) -> S3Failure:
-    """The failure that an answer tells of; one with a body that is none of S3's came from somebody else.
-
-    Args:
-        body: Of the answer; one to HEAD has none.
-    """
+    """The failure that an answer tells of; one with a body that is none of S3's came from somebody else."""
     code = _CODE.search(body)
     if code is None and body.strip():
         return S3Failure(status, FOREIGN if status < _FIRST_SERVER_FAULT else "")
@@ -81,11 +76,7 @@ def answered(status: int, body: str) -> S3Failure:
 
 
 def etag_of(told: str | None) -> str:
-    """The ETag of an answer of success, which each server of S3 gives: without it the answer is somebody else's.
-
-    Raises:
-        S3Failure: There is none.
-    """
+    """The ETag of an answer of success, which each server of S3 gives: without it the answer is somebody else's."""
     if not told:
         raise S3Failure(200, FOREIGN, detail="it has no ETag")
     return told
@@ -96,11 +87,7 @@ NO_CREDENTIALS = "NoCredentials"
 
 
 def no_credentials(cause: str) -> S3Failure:
-    """The failure of a request that could not be signed.
-
-    Args:
-        cause: Name of the error by which the source ended; its text may hold secrets.
-    """
+    """The failure of a request that could not be signed; of its cause only the name, since its text may hold secrets."""
     detail = f"where the AWS settings say that keys come from, there are none now: {cause}"
     return S3Failure(0, NO_CREDENTIALS, sent=False, detail=detail)
 
@@ -166,12 +153,7 @@ _FORBIDDEN = 403
 
 @contextmanager
 def failures_of(permission: str, where: str, endpoint: str) -> Iterator[None]:
-    """What a request meets becomes our error.
-
-    Args:
-        permission: What it needs, as policies name it (``s3:PutObject``), for the message.
-        endpoint: Address of the server, for the message.
-    """
+    """What a request meets becomes our error, which names the permission that it needs, and the server's address."""
     try:
         yield
     except S3Failure as failure:
@@ -237,21 +219,13 @@ _MARK = b"-----BEGIN CERTIFICATE-----"
 
 
 def untrusted(reason: str) -> S3Failure:
-    """The failure of a request that was not sent since the server is not trusted.
-
-    Args:
-        reason: One of the words of this module, or another that is shown as it is.
-    """
+    """The failure of a request that was not sent since the server is not trusted, for one of the reasons of this module."""
     detail = _WORDS.get(reason, f"its certificate is refused: {reason}")
     return S3Failure(0, sent=False, detail=detail, untrusted=True)
 
 
 def read_ca_bundle(path: str) -> bytes:
-    """The certificates of a PEM file.
-
-    Raises:
-        ConfigurationError: It cannot be read, or holds no certificate.
-    """
+    """The certificates of a PEM file; ConfigurationError: it cannot be read, or holds none."""
     try:
         data = read_regular(Path(path).expanduser())
     except OSError as error:

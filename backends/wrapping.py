@@ -140,14 +140,8 @@ class AroundStore(WrappingStore):
 def put_own(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> None:
     """``put_if_absent`` of a key that only this writer makes; an object that has exactly these bytes is taken for ours.
 
-    Args:
-        key: Not shared with other writers, unless the same bytes always mean the same.
-        data: As for ``put_if_absent``.
-
-    Raises:
-        AlreadyExistsError: An object with other bytes has this key, so it is another writer's. Nothing was written.
-        UnknownOutcomeError: It may have been written; also when the object that stands in the way cannot be read.
-        BackendError: Nothing was written.
+    The key is not shared with other writers, unless the same bytes always mean the same. UnknownOutcomeError: also when the
+    object that stands in the way cannot be read.
     """
     try:
         store.put_if_absent(key, data)
@@ -159,17 +153,8 @@ def put_own(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> No
 def set_own(store: ObjectStore, key: str, data: bytes, expected: Version | None) -> Version:
     """``compare_and_set``; when another version is there than expected and it has exactly these bytes, it is taken for ours.
 
-    Args:
-        data: Bytes that no other writer has, unless the same bytes always mean the same.
-        expected: As for ``compare_and_set``.
-
-    Raises:
-        PreconditionFailedError: Other bytes are there, or none. Nothing was written.
-        UnknownOutcomeError: It may have been written, also when what is there cannot be read.
-        BackendError: Nothing was written.
-
-    Returns:
-        The new version.
+    No other writer has such bytes, unless the same bytes always mean the same. UnknownOutcomeError: also when what is there
+    cannot be read.
     """
     try:
         return store.compare_and_set(key, data, expected)
@@ -285,11 +270,7 @@ class RetryingStore(AroundStore):
         policy: RetryPolicy | None = None,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wrap a store.
-
-        Args:
-            on_retry: Called before each try but the first of a call, from any thread.
-        """
+        """``on_retry`` is called before each try but the first of a call, from any thread."""
         super().__init__(inner)
         self._clock = clock
         self._rng = rng
@@ -485,7 +466,6 @@ class MeteredStore(AroundStore):
     """
 
     def __init__(self, inner: ObjectStore, prices: Prices | None = None) -> None:
-        """Wrap a store; counting begins at 0."""
         super().__init__(inner)
         self._pid = os.getpid()
         self._prices = prices or Prices()

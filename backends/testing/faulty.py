@@ -125,12 +125,7 @@ class FaultyStore(WrappingStore):
     """A store that fails by rule; see the module's table."""
 
     def __init__(self, inner: ObjectStore, rng: random.Random, *rules: Rule) -> None:
-        """Wrap a store.
-
-        Args:
-            rng: Seeded; decides what rules leave to chance.
-            *rules: In order of precedence; more by ``add``.
-        """
+        """Wrap a store; ``rng`` decides what rules leave to chance. The first rule that strikes decides."""
         super().__init__(inner)
         self._rng = rng
         self._rules = list(rules)
@@ -151,11 +146,7 @@ class FaultyStore(WrappingStore):
             self._rules.clear()
 
     def land_late(self, count: int | None = None) -> int:
-        """Let writes that are on their way land, in an order by chance; how many there were.
-
-        Args:
-            count: At most so many; None for all.
-        """
+        """Let ``count`` (None: all) writes that are on their way land, in an order by chance; how many there were."""
         with self._lock:
             self._rng.shuffle(self._late)
             landing = self._late[:count]
@@ -303,7 +294,6 @@ class CaseFoldingStore(WrappingStore):
     """
 
     def __init__(self, inner: ObjectStore) -> None:
-        """Wrap a store that distinguishes case."""
         super().__init__(inner)
         self._lock = threading.Lock()
         self._spelled: dict[str, str] = {}

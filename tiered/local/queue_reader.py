@@ -100,15 +100,9 @@ class Fetched:
 def plan_reads(
     physical_offsets: Longs, sizes: Ints, within: Longs
 ) -> list[tuple[int, int, int, int]]:
-    """Join neighbouring records into reads.
+    """Join neighbouring records into reads ``(first record, one past the last, from byte, to byte)``, in record order.
 
-    Args:
-        physical_offsets: int64[n], where each record lies, n > 0.
-        sizes: int32[n].
-        within: int64[n], how far into its file each lies. A read never spans files.
-
-    Returns:
-        ``(first record, one past the last record, from byte, to byte)`` of each read, in record order.
+    ``within``: how far into its file each lies. A read never spans files.
     """
     ends = physical_offsets + sizes
     gaps = physical_offsets[1:] - ends[:-1]
@@ -156,18 +150,11 @@ def fetch(
     is_batch: bool,
     lists: Lists = lambda _queue, _offset, _place: True,
 ) -> Fetched:
-    """Read and judge the records that ``entries`` of ``queue`` name.
+    """Read and judge the records that ``entries`` of ``queue``, which follow each other, name.
 
     An entry whose size alone is wrong gets the size that its record has, in ``entries`` too; but only if a record of that
-    size passes its checks there, since the record's size may as well be what is damaged.
-
-    Args:
-        entries: Of queue offsets that follow each other.
-        lists: Whether another queue lists a record. If what a record says of itself is listed nowhere, the record is
-            damaged, not the entry.
-
-    Raises:
-        InvalidError: A file may not be read.
+    size passes its checks there, since the record's size may as well be what is damaged. If what a record says of itself is
+    listed nowhere (``lists``), the record is damaged, not the entry.
     """
     found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
     if found.cases.any() and _mend_sizes(log, entries, found.cases, bounds):
@@ -343,13 +330,7 @@ class TagRule:
             self.apply(queue, match.all_entries, own[number], tags)
 
     def apply(self, queue: MessageQueue, entries: Entries, owns: Longs, tags: Longs) -> None:
-        """Set the tag codes of entries to those of their records.
-
-        Args:
-            entries: ``tag_codes`` is changed.
-            owns: Number in the block of each entry's own sound record; -1: it has none, and stays as it is.
-            tags: ``tag_hashes`` of the block.
-        """
+        """Set the tag codes of entries to those (``tags``) of their own sound records; ``owns``: -1 where there is none."""
         if not len(tags) or queue.topic == SCHEDULE_TOPIC:
             return  # (there the tag code is the time of delivery)
         unlike = np.flatnonzero((entries.tag_codes != tags[owns]) & (owns >= 0))
@@ -467,25 +448,14 @@ def read_batch(
     bytes_max: int,
     count_max: int,
 ) -> RecordBatch | None:
-    """Read queue offsets from ``start``, at most to ``end``.
+    """Read queue offsets from ``start`` to ``end`` at most; at least one record, else within ``bytes_max``.
 
-    Args:
-        tags: What becomes of tag codes; where holes are counted.
-        lists: Whether another queue lists a record.
-        search: Asked when some entries name no record of their own; it says whether that has changed.
-        start: First queue offset, inclusive.
-        end: Exclusive, above ``start``.
-        bytes_max: Stop before exceeding it, but take at least one record.
-        count_max: Items at most, but an inner batch is not divided.
+    ``count_max`` items, but an inner batch is not divided. ``lists``: whether another queue lists a record. ``search`` is
+    asked when some entries name no record of their own; it says whether that has changed.
 
-    Returns:
-        A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
-        ``search`` said so, or bytes that should be there could not be read: look whether the log's minimum has moved,
-        and ask again (``bounds.log_min`` must then be the new one).
-
-    Raises:
-        InvalidError: A file may not be read.
-        UnreadError: The device fails to read the first record.
+    A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
+    ``search`` said so, or bytes that should be there could not be read: look whether the log's minimum has moved, and ask
+    again (``bounds.log_min`` must then be the new one). UnreadError: the device fails to read the first record.
     """
     slack = BATCH_COUNT_MAX if index.is_batch else 0
     entries = index.entries(start, min(end, start + count_max + slack))
@@ -618,13 +588,9 @@ def first_at_or_after(
     span: Span,
     time_ms: int,
 ) -> int:
-    """First queue offset whose store time is at or after ``time_ms``, by bisection; the end when there is none.
+    """First queue offset of ``span`` whose store time is at or after ``time_ms``, by bisection; its end when there is none.
 
     Holes have no time: they go with the message behind them.
-
-    Args:
-        span: Queue offsets ``(first, one past the last)``.
-        time_ms: UTC.
     """
     low, high = min(span), span[1]
     while low < high:

@@ -181,17 +181,7 @@ class RocketMQStore:
         clock: Clock | None = None,
         options: RocketMQOptions | None = None,
     ) -> RocketMQStore:
-        """Open a store directory.
-
-        Args:
-            directory: The broker's ``storePathRootDir``.
-            clock: Default: the machine's.
-            options: Default: ``RocketMQOptions()``.
-
-        Raises:
-            ClosedError: ``options.stop`` said so.
-            InvalidError: It is not a store, may not be read, or is of a kind that is not supported.
-        """
+        """Open a store directory, a broker's ``storePathRootDir``. ClosedError: ``options.stop`` said so."""
         return cls(os.fspath(directory), clock or SystemClock(), options or RocketMQOptions())
 
     def __init__(self, directory: str, clock: Clock, options: RocketMQOptions) -> None:
@@ -381,8 +371,7 @@ class RocketMQStore:
     ) -> list[RecordBatch] | None:
         """Move a running store's frontier, if it stands at ``position``, and let ``take`` make batches of it.
 
-        Returns:
-            None when nothing is new, or the frontier stands elsewhere.
+        None when nothing is new, or the frontier stands elsewhere.
         """
         with self._lock:
             if view is not self._view or view.log_end != position:

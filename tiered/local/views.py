@@ -122,7 +122,6 @@ class View:
         raise NotImplementedError
 
     def _end_place(self) -> str:
-        """Where the log ends, for a person."""
         base = self.log.base_of(self.log_end)
         base = self.log.bases[-1] if base is None else base
         return f"{self.log.path(base)}, byte {self.log_end - base}"
@@ -181,7 +180,6 @@ class DeadView(View):
     # -- opening ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Know nothing yet."""
         self.log_end = self.torn_bytes = 0
         self.listing = SmallQueues()  # entries of the small queues
         self._tails: dict[MessageQueue, QueueTail] = {}
@@ -540,14 +538,9 @@ class LiveView(View):
     # -- the frontier ----------------------------------------------------------------------------
 
     def advance(self, bytes_max: int, is_same: Callable[[], bool]) -> Advance | None:
-        """Move the frontier by one chunk.
+        """Move the frontier by one chunk; None when there is nothing new, or the broker is another one.
 
-        Args:
-            bytes_max: How much of the log to look at, at most (one record at least).
-            is_same: Whether the same broker still runs; asked after everything was read.
-
-        Returns:
-            None when there is nothing new, or the broker is another one.
+        ``is_same``: whether the same broker still runs; asked after everything was read.
         """
         if not self._has_record_at_end():
             return None

@@ -126,7 +126,6 @@ class _Appender:
         self.end = end
 
     def put(self, block: RecordBlock, tags: Longs, where: Longs) -> None:
-        """Append the records at ``where``."""
         while len(where):
             many = self._fitting(block.sizes[where].astype(np.int64))
             if many:
@@ -219,7 +218,6 @@ class _Queue:
     # -- opening ----------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Finish a pass whose files were ready, or throw away what was not."""
         for folder in self.folders:
             make_folder(Path(folder))
         if Path(self.folders[0], ASIDE, READY).exists() and self._is_as_left():
@@ -354,11 +352,7 @@ class _Queue:
     # -- copying ----------------------------------------------------------------------------------
 
     def put(self, block: RecordBlock, tags: Longs, where: Longs, end: int) -> None:
-        """Append records; ``end``: the queue offset behind them.
-
-        Raises:
-            OSError: Not all of it was written; a store that is opened again looks.
-        """
+        """Append records; ``end``: the queue offset behind them. After an OSError a store that is opened again looks."""
         self._appender.put(block, tags, where)
         self.end = end
 
@@ -375,20 +369,14 @@ class _Queue:
     # -- a pass -----------------------------------------------------------------------------------
 
     def closed(self) -> list[CompactedFile]:
-        """All files with records but the last."""
         return [*filter(_is_full, self.log.files[:-1])] if self.log else []
 
     def planned(self, compacted_to: int, settings: PassSettings, now_ms: int) -> PassPlan:
-        """What a pass would be over."""
         files = [_log_file(file) for file in self.closed()]
         return plan_pass(files, compacted_to, settings, now_ms)
 
     def keyed(self, files: Iterable[CompactedFile]) -> Iterator[Rows]:
-        """The records of files in chunks.
-
-        Raises:
-            DataError: Queue offsets do not ascend, by which it is told which message is the newest.
-        """
+        """The records of files in chunks. DataError: their offsets do not ascend, which tells the newest message."""
         assert self.log is not None
         last = -1
         for file, units in chain.from_iterable(map(self._chunks, files)):
@@ -478,12 +466,10 @@ class _Queue:
             sync_folder(folder)
 
     def close(self) -> None:
-        """Let the files go."""
         self._rows.close()
 
 
 def _leading(flags: npt.NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
     return len(flags) if flags.all() else int(np.argmin(flags))
 
 
@@ -510,7 +496,6 @@ class Compactions:
     """The compacted logs of a store's topics, and the passes that make them."""
 
     def __init__(self, parts: StoreParts, clock: Clock) -> None:
-        """Open what is there."""
         self.counts = CompactionCounts()  # what was done
         self.failures: dict[MessageQueue, str] = {}  # queues that are not compacted, and why
         self._parts = parts
@@ -547,11 +532,7 @@ class Compactions:
         return mine.log if mine is not None else None
 
     def advance(self) -> None:
-        """Copy what queues list into their compaction logs.
-
-        Raises:
-            OSError: The disk refused it; again does the rest.
-        """
+        """Copy what queues list into their compaction logs. After an OSError, again does the rest."""
         with self._lock:
             errors = []
             self._open(is_sound=True)
@@ -569,8 +550,7 @@ class Compactions:
     def compact(self, *, by_hand: bool) -> CompactionCounts:
         """One round over all queues that are due (``by_hand``: that have anything new).
 
-        Raises:
-            ClosedError: The store is closed meanwhile (not ``by_hand``). What was not ready is as it was.
+        ClosedError: the store is closed meanwhile (not ``by_hand``). What was not ready is as it was.
         """
         self.advance()
         ratio = 0.0 if by_hand else self._settings.dirty_ratio
@@ -593,16 +573,9 @@ class Compactions:
     def refill(self, queue: MessageQueue, batches: Iterable[RecordBatch]) -> int:
         """Take in what another store or a tier has of a queue before this log begins, and make a pass.
 
-        Args:
-            queue: Which; it must be there, if only by its end (``Listing.begin``).
-            batches: Its messages, in order; those from where this log begins on, or the queue ends, are left out.
-
-        Returns:
-            How many messages were taken in.
-
-        Raises:
-            InvalidError: There is no such queue, or batches are not in order.
-            OSError: The disk refused it. Nothing is changed; again does it.
+        The queue must be there, if only by its end (``Listing.begin``). Of the batches, which are in order, those from
+        where this log begins on, or the queue ends, are left out; how many messages were taken in. After an OSError nothing
+        is changed; again does it.
         """
         with self._lock:
             self.advance()

@@ -217,11 +217,7 @@ class StoreReader:
         return list(found.values())
 
     def by_offset_msg_id(self, msg_id: str) -> Record | None:
-        """The message whose store host and physical offset an id names; None when it is not there.
-
-        Raises:
-            InvalidError: It is no such id.
-        """
+        """The message whose store host and physical offset an id names; None when it is not there."""
         try:
             host, place = parse_offset_msg_id(msg_id)
         except ValueError as error:
@@ -242,7 +238,6 @@ class StoreReader:
         return Bounds(self._log.bases[0] if self._log.bases else 0, self._confirmed())
 
     def _is_listed(self, record: Record) -> bool:
-        """Whether a record's own queue lists it at the offset that it says."""
         queue, offset = MessageQueue(record.topic, record.queue_id), record.queue_offset
         end = self._listing.queues.get(queue)
         if end is None or end.is_new or not 0 <= offset < end.next_offset:

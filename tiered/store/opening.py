@@ -97,11 +97,7 @@ class StoreParts:
 
 
 def check_names(cluster: str, broker: str, options: StoreOptions) -> None:
-    """Refuse names and a host that no store can have.
-
-    Raises:
-        InvalidError: One is none.
-    """
+    """Refuse names and a host that no store can have."""
     check_topic(cluster)
     check_topic(broker)
     check_host(options.store_host)
@@ -136,13 +132,7 @@ def open_existing(
     begins: Mapping[MessageQueue, QueueOffset],
     synced_end: int = 0,
 ) -> StoreParts:
-    """Go on with a store, recovered where it was not stopped cleanly. Errors as of ``MessageStore.open``.
-
-    Args:
-        anew: Make consume queues and index anew from the whole log, whatever is there.
-        begins: Where queues begin that are not there.
-        synced_end: What lies below it is on the disk whatever the checkpoint says; only with ``anew``.
-    """
+    """Go on with a store, recovered where it was not stopped cleanly. Arguments and errors as of ``MessageStore.open``."""
     layout = inspect(os.fspath(directory))
     hold = StoreHold(layout.root)
     try:
@@ -263,7 +253,6 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def _refuse_lost(log: MappedFileQueue, end: int, synced_end: int) -> None:
-    """Refuse to cut off what is known to have been on the disk."""
     if end < synced_end:
         raise DataError(
             f"a record at {end} is damaged, and the log was on the disk up to {synced_end}",
@@ -361,15 +350,7 @@ class Recovered:
 
 
 def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing) -> Recovered:
-    """Walk the log from ``begin`` to its end.
-
-    Args:
-        covered: What lies below it was on the disk when the checkpoint was written.
-        listing: Takes the records.
-
-    Raises:
-        InvalidError: A file may not be read.
-    """
+    """Walk the log from ``begin`` to its end; below ``covered`` it was on the disk when the checkpoint was written."""
     position, store_ms, records = begin, 0, 0
     readers = LogChunks(log), LogChunks(log)
     with ThreadPoolExecutor(1, "store-replay") as ahead:
@@ -391,11 +372,7 @@ def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing) -> 
 
 
 def check_covered(log: MappedFileQueue, begin: int, covered: int) -> None:
-    """Check what the checkpoint covers, from ``begin`` on.
-
-    Raises:
-        InvalidError: A file may not be read.
-    """
+    """Check what the checkpoint covers, from ``begin`` on."""
     chunks, position = LogChunks(log), begin
     while position < covered:
         chunk, sound = _check(log, chunks, position, covered)
@@ -454,26 +431,20 @@ def count_whole(log: MappedFileQueue, chunk: Chunk, covered: int) -> int:
 def first_lost(
     block: RecordBlock, low: int, end: int, place: int, read: Callable[[int, int], bytes]
 ) -> int:
-    """The first of the records from ``low`` on of whose topic or properties a sector was not written; ``end``: of none.
+    """The first record from ``low`` on of whose topic or properties a sector was not written; ``end``: of none.
 
     No CRC covers these, and where a sector was not written yet they are zero. A producer's properties may have zeros of
-    their own, and a record that is whole must not end the log: what stands behind it may have been acknowledged. So
-    zeros count only where they can be what is missing of a sector. Records are appended in order, so that a sector on the
-    disk holds what was appended up to some moment, and zeros from there to its end: a run counts when it ends with a
-    sector (behind the last byte of a record: when the rest of the sector is zero too, so that nothing of what came later
-    is there), and begins with one, or with the properties, where a write may have ended. A topic has no zeros.
+    their own, and a record that is whole must not end the log: what stands behind it may have been acknowledged. So zeros
+    count only where they can be what is missing of a sector. Records are appended in order, so that a sector on the disk
+    holds what was appended up to some moment, and zeros from there to its end: a run counts when it ends with a sector
+    (behind the last byte of a record: when the rest of the sector is zero too, so that nothing of what came later is
+    there), and begins with one, or with the properties, where a write may have ended. A topic has no zeros.
 
-    A message with just such a run, above what the checkpoint covers, cannot be told from a torn one, and is taken for
-    torn. It takes a message made for it, and a crash; while every power cut leaves sectors that end so, and what is
-    behind them would be given to consumers though nobody sent it. Who knows that the bytes were synced says so instead
-    (``covered``).
+    A message with just such a run, above what the checkpoint covers, cannot be told from a torn one, and is taken for torn.
+    It takes a message made for it, and a crash; while every power cut leaves sectors that end so, and what is behind them
+    would be given to consumers though nobody sent it. Who knows that the bytes were synced says so instead (``covered``).
 
-    Args:
-        block: Records that pass all other checks.
-        low: The first to look at.
-        end: One past the last.
-        place: Where the block's buffer begins in its file.
-        read: Bytes of that file: from where, and how many.
+    ``place``: where the block's buffer begins in its file; ``read``: bytes of that file, from where and how many.
     """
     for starts, sizes in (
         (block.topic_positions, block.topic_sizes),
@@ -569,17 +540,11 @@ def plan_begin(
 def find_start(
     layout: Layout, cache: FileCache, begin: int, checkpoint: Checkpoint, *, is_trusted: bool
 ) -> int:
-    """Where to begin to list: what the checkpoint covers where that can be trusted, else ``begin``.
+    """Where to begin to list: what the checkpoint covers where that can be trusted, else ``begin`` (``plan_begin``).
 
-    It can when it covers the index too, and a record is known to begin (or the log to end) at its place. When it cannot,
-    it is truncated to ``begin``, so that who crashes from now on begins there again.
-
-    Args:
-        begin: What ``plan_begin`` says.
-        is_trusted: Nothing is known to be wrong with what it covers.
-
-    Raises:
-        DataError: There is damage in what it covers, where that has to be looked at.
+    It can when nothing is known to be wrong with what it covers (``is_trusted``), it covers the index too, and a record is
+    known to begin (or the log to end) at its place. When it cannot, it is truncated to ``begin``, so that who crashes from
+    now on begins there again.
     """
     log = open_log(layout, cache)
     covered = checkpoint.logics_physical_offset
@@ -609,7 +574,6 @@ def listed_end(layout: Layout, cache: FileCache, limit: int) -> int:
 def _plain_queues(
     layout: Layout, cache: FileCache
 ) -> Iterator[tuple[MessageQueue, str, PlainQueue]]:
-    """Every consume queue but batch queues that has a file: which, its folder, its entries."""
     for queue, is_batch in list_queues(layout.root).items():
         if is_batch:
             continue
@@ -718,12 +682,7 @@ class StoreEnd:
 
 
 def read_end(layout: Layout) -> StoreEnd:
-    """Look for the ends of a store that was stopped cleanly.
-
-    Raises:
-        DataError: The log is damaged at its end, or the consume queues do not fit it.
-        InvalidError: A file may not be read.
-    """
+    """Look for the ends of a store that was stopped cleanly. DataError: the consume queues do not fit the log."""
     cache = FileCache()
     try:
         log = open_log(layout, cache)
@@ -800,7 +759,6 @@ def read_batch_end(
 
 
 def _count_items(row: MappedFileQueue) -> int:
-    """One past the queue offset of the last written item."""
     for base in reversed(row.bases):
         low, high = base // ITEM_BYTES, (base + row.file_bytes) // ITEM_BYTES
         first = low
