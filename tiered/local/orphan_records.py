@@ -21,7 +21,7 @@ from tiered.local.chunks import CHUNK_BYTES, FAR, Chunk, LogChunks, Next
 from tiered.local.classification import Case, classify_orphans, place
 from tiered.local.consumequeues import listed_places
 from tiered.local.matching import Match, match
-from tiered.local.queue_reader import Bounds, fetch, only
+from tiered.local.queue_reader import HeldQueue, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,8 +94,8 @@ class OrphanRecords:
         self._looked: set[tuple[MessageQueue, int, int]] = set()
 
     @property
-    def _bounds(self) -> Bounds:
-        return Bounds(self._log.bases[0] if self._log.bases else 0, self._log.end)
+    def _log_min(self) -> int:
+        return self._log.bases[0] if self._log.bases else 0
 
     # -- walking ---------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class OrphanRecords:
             entries, is_listed = self._borne_out(state, max(first, end - count), end)
             is_listed &= entries.physical_offsets < place
             if not is_listed.any():
-                is_listed = entries.is_written & (entries.physical_offsets < self._bounds.log_min)
+                is_listed = entries.is_written & (entries.physical_offsets < self._log_min)
             good = np.flatnonzero(is_listed)
             if len(good):
                 at = int(good[-1])
@@ -293,10 +293,9 @@ class OrphanRecords:
 
     def _borne_out(self, state: QueueState, start: int, end: int) -> tuple[Entries, Flags]:
         """Some entries, and which of them name a record of their own."""
-        index = state.index
-        entries = index.entries(start, end)
-        found = fetch(self._log, state.queue, entries, self._bounds, is_batch=index.is_batch)
-        return entries, found.cases == Case.LISTED
+        entries = state.index.entries(start, end)
+        held = HeldQueue(self._log, state.queue, state.index, self._log_min, self._log.end)
+        return entries, held.fetch(entries).cases == Case.LISTED
 
     # -- looking for them ------------------------------------------------------------------------
 
@@ -337,7 +336,7 @@ class OrphanRecords:
         end: int,
     ) -> bool | None:
         """Walk the log between two neighbours, once, and decide on what stands there of their queue."""
-        start = max(low.place if low else 0, self._bounds.log_min)
+        start = max(low.place if low else 0, self._log_min)
         stop = end if high is None else min(high.place, end)
         key = state.queue, start, stop
         if start >= stop or key in self._looked:

@@ -56,10 +56,8 @@ from tiered.local.layout import (
 from tiered.local.mapped_file_queue import FileCache, LostPages, MappedFileQueue, list_bases
 from tiered.local.matching import Match, match, match_groups
 from tiered.local.queue_reader import (
-    Bounds,
     TagRule,
     UnreadError,
-    first_at_or_after,
     first_said,
     read_batch,
     sound_batches,
@@ -273,11 +271,8 @@ class RocketMQStore:
         state = view.catalog.states.get(queue)
         if state is None:
             return QueueOffset(0)
-        bounds = Bounds(view.log_min, view.log_end)
         span = state.min, state.end
-        return QueueOffset(
-            first_at_or_after(view.log, queue, state.index, bounds, span=span, time_ms=timestamp_ms)
-        )
+        return QueueOffset(view.held(state).first_at_or_after(span, timestamp_ms))
 
     def waiting(self) -> Waiting:
         """See ``LocalStore``. Of a stopped store only what stands behind damage waits: the rest has been decided."""
@@ -391,15 +386,10 @@ class RocketMQStore:
                 return None
             try:
                 batch = read_batch(
-                    view.log,
+                    replace(view.held(state), lists=view.catalog.lists),
                     self.tag_rule(view),
-                    state.queue,
-                    state.index,
-                    view.catalog.lists,
+                    (low, end),
                     search=lambda entries, found: self._search(view, state, entries, found),
-                    start=low,
-                    end=end,
-                    bounds=Bounds(view.log_min, view.log_end),
                     bytes_max=bytes_max,
                     count_max=count_max,
                 )

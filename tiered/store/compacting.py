@@ -60,7 +60,7 @@ from tiered.local.compaction_log import (
 )
 from tiered.local.layout import read_text
 from tiered.local.mapped_file_queue import NAME_DIGITS, list_bases
-from tiered.local.queue_reader import Bounds, fetch
+from tiered.local.queue_reader import HeldQueue
 from tiered.store.disk import RowWriter, make_folder, replace_config, replace_file, sync_folder
 from tiered.store.opening import first_lost
 
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from tiered.compaction.passes import PassPlan
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import Units
-    from tiered.local.consumequeues import BatchQueue, PlainQueue
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
     from tiered.store.opening import StoreParts
@@ -655,30 +654,31 @@ class Compactions:
         if self._may_leave and self._stop.is_set():
             raise ClosedError("the store is being closed", where=self._parts.hold.root)
 
-    def _listed(self, queue: MessageQueue) -> tuple[PlainQueue | BatchQueue, Bounds, int]:
-        """What lists a queue, what the commit log has, and where the queue ends."""
+    def _listed(self, queue: MessageQueue) -> tuple[HeldQueue, int]:
+        """A queue in the commit log, and where it ends."""
         parts = self._parts
         listed = parts.listing.queues[queue]
         parts.log.rescan()
-        bounds = Bounds(parts.log.bases[0] if parts.log.bases else 0, 1 << 62)
-        return listed.opened(parts.cache, parts.hold.root, queue), bounds, listed.next_offset
+        log_min = parts.log.bases[0] if parts.log.bases else 0
+        index = listed.opened(parts.cache, parts.hold.root, queue)
+        return HeldQueue(parts.log, queue, index, log_min, 1 << 62), listed.next_offset
 
     def _has_from(self, queue: MessageQueue) -> int:
         """From which queue offset on the commit log has a queue."""
-        index, bounds, end = self._listed(queue)
-        return index.first_not_below(bounds.log_min, end)
+        held, end = self._listed(queue)
+        return held.index.first_not_below(held.log_min, end)
 
     def _copy(self, mine: _Queue) -> bool:
         """Whether anything was copied."""
-        parts, queue = self._parts, mine.queue
-        index, bounds, end = self._listed(queue)
-        at = begin = max(mine.end, index.first_not_below(bounds.log_min, end))
+        held, end = self._listed(mine.queue)
+        index = held.index
+        at = begin = max(mine.end, index.first_not_below(held.log_min, end))
         while at < end:
             entries = index.entries(at, min(end, at + _CHUNK))
             sizes = entries.sizes.astype(np.int64).cumsum()
             many = max(1, int(np.searchsorted(sizes, _CHUNK_BYTES, "right")))
             entries = index.entries(at, min(end, at + min(many, _CHUNK)))
-            found = fetch(parts.log, queue, entries, bounds, is_batch=False)
+            found = held.fetch(entries)
             good = np.flatnonzero((found.cases == 0) & (found.record_of >= 0))
             where, tags = found.record_of[good], np.zeros(len(found.block), np.int64)
             tags[where] = entries.tag_codes[good]
