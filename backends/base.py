@@ -95,14 +95,9 @@ class ObjectStore(Protocol):
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """Create an object that must not exist yet; durable when this returns.
 
-        Args:
-            key: Where.
-            data: The bytes, in one buffer or in several that are joined in order. Not changed, not kept.
-
-        Raises:
-            AlreadyExistsError: An object has this key. Nothing was written.
-            UnknownOutcomeError: It may have been written, now or later.
-            BackendError: Nothing was written.
+        The bytes come in one buffer or in several that are joined in order; they are not changed, and not kept.
+        AlreadyExistsError: an object has this key, and nothing was written. UnknownOutcomeError: it may have been written,
+        now or later. After any other error nothing was written.
         """
         ...
 
@@ -118,27 +113,15 @@ class ObjectStore(Protocol):
         ...
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Read several ranges of one object, in the order given, at once where the store can.
-
-        Raises:
-            BackendError: As ``get``; nothing is returned when one range fails.
-        """
+        """Read several ranges of one object, in the order given, at once where the store can; all or none."""
         ...
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """Read a small object whole, with the version that ``compare_and_set`` takes.
-
-        Raises:
-            ObjectNotFoundError: No such object.
-        """
+        """Read a small object whole, with the version that ``compare_and_set`` takes."""
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """Size and version of an object.
-
-        Raises:
-            ObjectNotFoundError: No such object.
-        """
+        """Size and version of an object; ObjectNotFoundError as of ``get``."""
         ...
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -155,14 +138,10 @@ class ObjectStore(Protocol):
         ...
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """Replace a small object if it is still at ``expected``; None: create it if it is absent.
+        """Replace a small object if it is still at ``expected``; None: create it if it is absent. The new version.
 
-        Raises:
-            PreconditionFailedError: Another version is there, or none (or, with None, any). Nothing was written.
-            UnknownOutcomeError: It may have been written, now or later: read it back and compare the bytes.
-
-        Returns:
-            The new version.
+        PreconditionFailedError: another version is there, or none (or, with None, any), and nothing was written.
+        UnknownOutcomeError: it may have been written, now or later: read it back and compare the bytes.
         """
         ...
 
@@ -175,27 +154,18 @@ class IntoStore(Protocol):
     """What a store offers besides that can read into memory of its caller; ``get_into`` asks."""
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        """Read a range as ``ObjectStore.get`` does, into ``target``.
+        """Read a range as ``ObjectStore.get`` does, into ``target``: as large as that, writable, flat.
 
-        Args:
-            key: The object.
-            byte_range: Which bytes.
-            target: As large as that, writable, flat. Not kept. After an error anything may stand in it.
-
-        Raises:
-            BackendError: As ``get``.
+        The memory is not kept. After an error anything may stand in it.
         """
         ...
 
 
 def check_key(key: str) -> None:
-    """Refuse keys that some store would lose, change or never list.
+    """Refuse keys that some store would lose, change or never list: InvalidKeyError, with the rule that is broken.
 
     The rules are what all servers bear: no empty, ``.`` or ``..`` segment, so no ``//`` and no slash at either end;
     segments of at most 255 and keys of at most 1,024 bytes of UTF-8; no control characters.
-
-    Raises:
-        InvalidKeyError: With the rule that is broken.
     """
     try:
         encoded = key.encode()
@@ -230,15 +200,7 @@ OPEN_ANEW = "open it again in this process, or start processes by `spawn` or `fo
 
 
 def require_same_process(pid: int, where: str) -> None:
-    """Refuse to use what another process has opened.
-
-    Args:
-        pid: Of the process that opened it.
-        where: What it is, for the message.
-
-    Raises:
-        ForkedError: This is another one.
-    """
+    """Refuse to use what another process, ``pid``, has opened."""
     if os.getpid() != pid:
         raise ForkedError(f"{FORKED} ({where}); {OPEN_ANEW}")
 
@@ -250,14 +212,7 @@ Chunk = bytes | memoryview
 
 
 def as_chunks(data: Sequence[Buffer] | Buffer) -> list[Chunk]:
-    """The bytes of ``data`` in chunks, in order, without the empty ones. Copies nothing.
-
-    Args:
-        data: One buffer, or several in a list or tuple. Each must be C-contiguous.
-
-    Raises:
-        TypeError: Something in it is not a buffer.
-    """
+    """The bytes of ``data`` (C-contiguous) in chunks, in order, without the empty ones. Copies nothing."""
     parts = data if isinstance(data, list | tuple) else [data]
     # `bytes` as they are: a view of each would double the cost of many small ones.
     chunks = [part if type(part) is bytes else _flat(cast("Buffer", part)) for part in parts]
@@ -282,9 +237,7 @@ def size_bytes(data: Sequence[Buffer] | Buffer) -> int:
 def check_range(key: str, byte_range: ByteRange, size_bytes: int) -> None:
     """Refuse a range that an object of ``size_bytes`` bytes cannot serve whole.
 
-    Raises:
-        InvalidRangeError: It begins at or behind the end.
-        ShortReadError: It ends behind the end.
+    InvalidRangeError: it begins at or behind the end. ShortReadError: it ends behind the end.
     """
     asked = f"[{byte_range.start}, {byte_range.end}) of {key!r}, which has {size_bytes} bytes"
     if byte_range.start >= size_bytes:
@@ -354,22 +307,13 @@ class ForeignNames:
             return sorted(name for name in self._names if name.startswith(prefix))
 
 
-@runtime_checkable
-class NotingStore(Protocol):
-    """A store that remembers what its listings left out."""
-
-    @property
-    def foreign(self) -> ForeignNames:
-        """What they were."""
-        ...
-
-
 def foreign_below(store: ObjectStore, prefix: str) -> list[str]:
     """What listings of a store, or of the one that it wraps, have met below ``prefix`` and left out. Asks nothing."""
     inner: object = store
     while inner is not None:
-        if isinstance(inner, NotingStore):
-            return inner.foreign.below(prefix)
+        foreign = getattr(inner, "foreign", None)
+        if isinstance(foreign, ForeignNames):
+            return foreign.below(prefix)
         inner = getattr(inner, "inner", None)
     return []
 
@@ -393,16 +337,11 @@ _BEFORE_SURROGATES = 0xD7FF
 
 
 def keys_from(root: str, prefix: str, start_after: str) -> tuple[str, str]:
-    """Folder and key with which to list what begins with ``prefix``, behind ``start_after``.
+    """Folder and key with which to list what begins with ``prefix``, behind ``start_after``; both below ``root``.
 
-    The folder is that of the prefix, "" or ending in a slash. The listing begins behind the later
-    of ``start_after`` and a key just before the prefix, so that what sorts before is not sent; what
-    does not begin with the prefix must still be left out.
-
-    Args:
-        root: The store's own prefix, "" or ending in a slash.
-        prefix: Below ``root``.
-        start_after: Below ``root``.
+    The folder is that of the prefix, "" or ending in a slash, as ``root`` is. The listing begins behind the later of
+    ``start_after`` and a key just before the prefix, so that what sorts before is not sent; what does not begin with the
+    prefix must still be left out.
     """
     wanted = root + prefix
     folder = wanted[: wanted.rfind("/") + 1]

@@ -65,15 +65,10 @@ _WHAT_OPENS = (
 
 
 def open_fsspec(url: str, *, single_writer: bool = False) -> FsspecStore:
-    """Make a store for any URL that fsspec knows.
+    """Make a store for any URL that fsspec knows, chains like ``dir::s3://...`` too.
 
-    Args:
-        url: As fsspec takes it; chains like ``dir::s3://...`` too.
-        single_writer: The caller vouches that nobody else writes below it.
-
-    Raises:
-        ConfigurationError: fsspec does not know the scheme, or lacks the library for it.
-        UnavailableError: The file system connects at once, and could not.
+    ``single_writer``: the caller vouches that nobody else writes below it. UnavailableError: the file system connects at
+    once, and could not.
     """
     scheme = url.partition(":")[0]
     try:
@@ -96,13 +91,7 @@ class FsspecStore:
     """An ``ObjectStore`` over a file system; see the module's contract."""
 
     def __init__(self, file_system: Any, root: str, *, single_writer: bool = False) -> None:  # noqa: ANN401 (fsspec ships no types)
-        """Use a folder of a file system.
-
-        Args:
-            file_system: An ``fsspec.AbstractFileSystem``, without a cache of listings.
-            root: The folder, as the file system spells it without its scheme.
-            single_writer: The caller vouches that nobody else writes below it.
-        """
+        """Use a folder of an ``AbstractFileSystem`` without a cache of listings, as that spells it without its scheme."""
         self._fs: AbstractFileSystem = file_system
         self._root = root.rstrip("/")
         self._single_writer = single_writer
@@ -128,11 +117,7 @@ class FsspecStore:
         return Capabilities(put_if_absent=self._atomic, compare_and_set=False)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """Create an object, where the file system can do that atomically or somebody vouched.
-
-        Raises:
-            UnsupportedError: The file system creates nothing atomically, and nobody vouched.
-        """
+        """Only where the file system can create atomically, or somebody vouched."""
         check_key(key)
         if not (self._atomic or self._single_writer):
             raise UnsupportedError(
@@ -208,11 +193,7 @@ class FsspecStore:
                     self._fs.rm_file(path)
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
-        """Never offered.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """Never offered."""
         check_key(key)
         raise UnsupportedError(
             f"no compare-and-set of {len(memoryview(data))} bytes at {expected} through fsspec: "

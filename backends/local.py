@@ -97,13 +97,9 @@ class LocalFolderStore:
     """An ``ObjectStore`` in a folder; see the module's contract."""
 
     def __init__(self, root: str | os.PathLike[str], *, timeout_s: float = 30.0) -> None:
-        """Use a folder, which is made at the first write if it is missing.
+        """Use a folder, which is made at the first write if it is missing; its path is absolute.
 
-        Args:
-            timeout_s: How long a change waits for another process's lock, seconds.
-
-        Raises:
-            ConfigurationError: The path is not absolute, or is not a folder.
+        A change waits ``timeout_s`` at most for another process's lock.
         """
         path = Path(root)
         if not path.is_absolute():
@@ -197,7 +193,10 @@ class LocalFolderStore:
         chunks = as_chunks(data)
         with mapped(self._where(key)), self._locked():
             if expected is None:
-                self._create_first(key, data)
+                try:
+                    self.put_if_absent(key, data)
+                except AlreadyExistsError as error:
+                    raise PreconditionFailedError(str(error)) from None
             else:
                 self._check_version(key, expected)
                 self._replace(folder, name, key, chunks)
@@ -208,7 +207,6 @@ class LocalFolderStore:
             self._folders.close()
 
     def _place(self, key: str) -> tuple[bytes, bytes]:
-        """Folder and name of a key."""
         check_key(key)
         folder, _, name = key.encode().rpartition(b"/")
         if key.partition("/")[0].encode() in _RESERVED:
@@ -240,11 +238,7 @@ class LocalFolderStore:
                 os.close(fd)
 
     def _create(self, folder: bytes, name: bytes, key: str, chunks: builtins.list[Chunk]) -> None:
-        """Write an object that is not there yet.
-
-        Raises:
-            NamingError: Nobody knows whether it has its name.
-        """
+        """Write an object that is not there yet; NamingError: nobody knows whether it has its name."""
         with self._folders.hold(folder) as folder_fd:
             with _saying_removed(folder_fd):
                 draft = self._writer.write(folder_fd, chunks)
@@ -263,10 +257,22 @@ class LocalFolderStore:
     def _force_names(self, folder: bytes, folder_fd: int, key: str) -> None:
         """Force a new name to disk, and those of its folder and of all above it."""
         self._force(folder_fd, key)
-        try:
+        with self._in_doubt(key):
             self._folders.force_names([folder])
+
+    def _force(self, folder_fd: int, key: str) -> None:
+        with self._in_doubt(key):
+            os.fsync(folder_fd)
+
+    @contextmanager
+    def _in_doubt(self, key: str) -> Iterator[None]:
+        """When names cannot be forced to disk nobody knows what a crash would leave."""
+        try:
+            yield
         except OSError as error:
-            raise self._doubt(key, error) from error
+            raise UnknownOutcomeError(
+                f"{error.strerror}: written, but not surely on disk ({self._where(key)})"
+            ) from error
 
     def _refusal(self, key: str, error: OSError) -> BackendError:
         """Why an object could not be created, in our own errors."""
@@ -277,24 +283,6 @@ class LocalFolderStore:
         if os.path.isdir(self._path(key)):
             return self._nested(key)
         return AlreadyExistsError(f"object exists: {self._where(key)}")
-
-    def _doubt(self, key: str, error: OSError) -> UnknownOutcomeError:
-        return UnknownOutcomeError(
-            f"{error.strerror}: written, but not surely on disk ({self._where(key)})"
-        )
-
-    def _force(self, folder_fd: int, key: str) -> None:
-        """Force a folder's names to disk; when that fails nobody knows what a crash would leave."""
-        try:
-            os.fsync(folder_fd)
-        except OSError as error:
-            raise self._doubt(key, error) from error
-
-    def _create_first(self, key: str, data: Buffer) -> None:
-        try:
-            self.put_if_absent(key, data)
-        except AlreadyExistsError:
-            raise PreconditionFailedError(f"object exists: {self._where(key)}") from None
 
     def _check_version(self, key: str, expected: Version) -> None:
         """The lock is held."""
@@ -412,63 +400,46 @@ def walk(
 ) -> Iterator[ObjectInfo]:
     """Objects below ``root`` whose key begins with ``prefix`` and is greater than ``start_after``.
 
-    Each folder is read when the walk reaches it: O(names of the folder) memory. Files and folders
-    that vanish meanwhile are left out. So are links, devices and names that are no keys, which are noted.
-
-    Args:
-        root: Absolute path; a missing one has no objects.
-        hidden: Names of the folders in the root that are not part of the store.
-        foreign: Told of what is not an object: its name below the root.
+    Each folder is read when the walk reaches it: O(names of the folder) memory. Files and folders that vanish meanwhile are
+    left out. So are links, devices and names that are no keys, of which ``foreign`` is told. ``hidden``: names of the
+    folders in the root that are not part of the store.
     """
     wanted, after = prefix.encode(), start_after.encode()
     begin = wanted.rpartition(b"/")[0]
     if begin.partition(b"/")[0] in hidden:
         return
-    yield from _Walk(root, hidden, wanted, after, foreign).below(begin + b"/" if begin else b"")
+    hidden_folders = {name + b"/" for name in hidden}
 
-
-class _Walk:
-    def __init__(
-        self,
-        root: bytes,
-        hidden: AbstractSet[bytes],
-        wanted: bytes,
-        after: bytes,
-        foreign: Callable[[bytes], None],
-    ) -> None:
-        self._root = root
-        self._hidden = {name + b"/" for name in hidden}
-        self._wanted = wanted
-        self._after = after
-        self._foreign = foreign
-
-    def below(self, base: bytes) -> Iterator[ObjectInfo]:
+    def below(base: bytes) -> Iterator[ObjectInfo]:
         """What lies below a folder, "" or ending in a slash."""
-        for name, is_folder in _entries(self._root + b"/" + base):
+        for name, is_folder in _entries(root + b"/" + base):
             key = base + name
             if is_folder:
-                if key not in self._hidden and _may_hold(key, self._wanted, self._after):
-                    yield from self.below(key)
-            elif key > self._after and key.startswith(self._wanted):
-                info = self._info(key)
+                if key not in hidden_folders and _may_hold(key, wanted, after):
+                    yield from below(key)
+            elif key > after and key.startswith(wanted):
+                info = _info(root, key, foreign)
                 if info is not None:
                     yield info
 
-    def _info(self, key: bytes) -> ObjectInfo | None:
-        """What is told of a file; None: it has gone, or it is not an object, which is noted."""
-        try:
-            text = key.decode()
-            check_key(text)
-            found = os.lstat(self._root + b"/" + key)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (UnicodeDecodeError, InvalidKeyError):
-            self._foreign(key)
-            return None
-        if not stat.S_ISREG(found.st_mode):
-            self._foreign(key)
-            return None
-        return ObjectInfo(text, found.st_size, found.st_mtime_ns // _NS_PER_MS)
+    yield from below(begin + b"/" if begin else b"")
+
+
+def _info(root: bytes, key: bytes, foreign: Callable[[bytes], None]) -> ObjectInfo | None:
+    """What is told of a file; None: it has gone, or it is not an object, which is noted."""
+    try:
+        text = key.decode()
+        check_key(text)
+        found = os.lstat(root + b"/" + key)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (UnicodeDecodeError, InvalidKeyError):
+        foreign(key)
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        foreign(key)
+        return None
+    return ObjectInfo(text, found.st_size, found.st_mtime_ns // _NS_PER_MS)
 
 
 def _entries(path: bytes) -> list[tuple[bytes, bool]]:

@@ -7,12 +7,9 @@ whole or not at all: written without a name, forced to disk, then linked.
 from __future__ import annotations
 
 import errno
-import fcntl
-import itertools
 import os
 import resource
 import stat
-import struct
 import tempfile
 import threading
 from collections import OrderedDict
@@ -35,7 +32,7 @@ from backends.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from backends.base import Chunk
 
@@ -127,26 +124,10 @@ def mapped(where: str) -> Iterator[None]:
 
 # -- folders ---------------------------------------------------------------------------------------
 
-FOLDERS_OPEN_MAX = 256
-_FOLDERS_KNOWN_MAX = 65_536
-_LOOKED_AT_MAX = 64
-"""More than threads ever use folders at once."""
-_LONG_BYTES = struct.calcsize("@l")
-_GET_GENERATION = 2 << 30 | _LONG_BYTES << 16 | ord("v") << 8 | 1
-"""FS_IOC_GETVERSION of Linux: a number that differs between the inodes that have had the same number."""
+FOLDERS_KNOWN_MAX = 1024
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_SYNC = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL}
 """What a folder says that is not ours, or not to be forced: we have not made anything in it."""
-
-
-@dataclass(slots=True)
-class _Folder:
-    """An open folder: closed when it is dropped from the cache and the last user has gone."""
-
-    fd: int
-    identity: Hashable
-    users: int = 0
-    dropped: bool = False
 
 
 @dataclass(slots=True)
@@ -189,11 +170,11 @@ class _SharedSyncs:
 
 
 class FolderCache:
-    """Open folders below one root; see the module's contract.
+    """Folders below one root, of which it is known whose names are on disk.
 
     **Contract.** ``hold(folder)`` gives a descriptor of a folder that exists. ``force_names(folders)`` returns when
     the name of each in the folder above it is on disk, and so on up to the root; the cost is paid
-    once for each folder, and neighbours share it. ``lease`` is both. Whoever makes a file in a
+    once for each folder, and neighbours share it. ``lease`` is both. Who makes a file in a
     folder that may be new does best to force the file first and the names then, upwards: a file
     system that commits everything at once has by then little left to do.
 
@@ -201,193 +182,133 @@ class FolderCache:
     meanwhile, linking fails with ENOENT instead of landing in a namesake that nobody made durable.
     The caller then calls ``forget`` and begins again.
 
-    A folder that was reopened is the known one only if it has its number *and* its generation or time of birth: a
-    folder made anew in the place of a removed one mostly gets its number. Where the file system tells neither, a folder
-    is known for as long as it is held open.
+    A known folder is held open: a folder made anew in the place of a removed one mostly gets its number, but not
+    while that is held. At most ``FOLDERS_KNOWN_MAX`` are known (fewer where the process may open few), those used last;
+    another one is forced again.
 
     The root's own name, and those above it, are forced when it is first opened, even if it existed: the process that made
     it may have been killed before its name was on disk, and nobody else would ever see to that.
 
-    At most ``FOLDERS_OPEN_MAX`` descriptors stay open (fewer where the process may open few). Any
-    thread may call anything at any time. Nothing here has to survive a crash.
+    Any thread may call anything at any time. Nothing here has to survive a crash.
     """
 
     def __init__(self, root: bytes) -> None:
-        """Remember where; nothing is opened or made yet."""
         self._root = root
         self._lock = threading.Lock()
-        self._open: OrderedDict[bytes, _Folder] = OrderedDict()
         self._syncs = _SharedSyncs()
-        self._known: dict[
-            bytes, Hashable
-        ] = {}  # folder -> identity of the one whose name is on disk
-        self._rooted: Hashable = None  # identity of the root whose name is on disk
+        # Of each its descriptor and its number, which is compared without a call of the system: that is not for the lock.
+        self._known: OrderedDict[bytes, tuple[int, tuple[int, int]]] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._open_max = max(4, min(FOLDERS_OPEN_MAX, soft // 4))
+        self._known_max = max(4, min(FOLDERS_KNOWN_MAX, soft // 4))
 
     @contextmanager
     def hold(self, folder: bytes) -> Iterator[int]:
-        """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself), perhaps not durable.
-
-        Raises:
-            OSError: It cannot be made or opened; ENOTDIR when an object is in its place.
-        """
-        entry = self._take(folder) or self._add(folder, self._open_or_make(folder))
+        """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself), perhaps not durable."""
+        fd = self._open_or_make(folder)
         try:
-            yield entry.fd
+            yield fd
         finally:
-            self._give_back(entry)
+            os.close(fd)
 
     @contextmanager
     def lease(self, folder: bytes) -> Iterator[int]:
-        """As ``hold``, of a folder whose name is on disk.
-
-        Raises:
-            OSError: As ``hold``, or its name could not be forced to disk.
-        """
+        """As ``hold``, of a folder whose name is on disk."""
         with self.hold(folder) as fd:
             self.force_names([folder])
             yield fd
 
     def force_names(self, folders: Iterable[bytes]) -> None:
-        """Return when the names of ``folders`` and of all above them are on disk. They are held by the caller.
-
-        Raises:
-            OSError: A folder cannot be opened or forced; how far that went is not known.
-        """
-        names: dict[bytes, Hashable] = {}
-        for folder in folders:
-            self._collect_unforced(folder, names)
-        for parent in sorted({_above(folder) for folder in names}, key=_depth, reverse=True):
-            with self.hold(parent) as fd:
-                self._syncs.force(parent, fd)
-        if (
-            names
-        ):  # only now: who finds a folder here takes it that all above it are on disk as well
-            with self._lock:
-                if len(self._known) + len(names) > _FOLDERS_KNOWN_MAX:
-                    self._known.clear()
-                self._known.update(names)
+        """Return when the names of ``folders`` and of all above them are on disk. They are held by the caller."""
+        new: dict[bytes, int] = {}
+        try:
+            for folder in folders:
+                self._collect_new(folder, new)
+            for parent in sorted({_above(folder) for folder in new}, key=_depth, reverse=True):
+                with self.hold(parent) as fd:
+                    self._syncs.force(parent, fd)
+        except BaseException:
+            _close_all(new.values())
+            raise
+        # Only now: who finds a folder here takes it that all above it are on disk as well.
+        self._learn(new)
 
     def forget(self, folder: bytes) -> None:
         """Drop ``folder`` and all above it: one of them has been removed."""
         dropped: list[int] = []
         with self._lock:
             while True:
-                self._known.pop(folder, None)
-                dropped += self._drop(folder)
+                if folder in self._known:
+                    dropped.append(self._known.pop(folder)[0])
                 if not folder:
                     break
-                folder = folder.rpartition(b"/")[0]
+                folder = _above(folder)
         _close_all(dropped)
 
     def close(self) -> None:
-        """Close every descriptor as soon as nobody uses it."""
+        """Close every descriptor that is kept."""
         with self._lock:
-            dropped = [fd for folder in list(self._open) for fd in self._drop(folder)]
+            dropped = [fd for fd, _ in self._known.values()]
+            self._known.clear()
         _close_all(dropped)
 
-    def _take(self, folder: bytes) -> _Folder | None:
-        with self._lock:
-            entry = self._open.get(folder)
-            if entry is not None:
-                self._open.move_to_end(folder)
-                entry.users += 1
-            return entry
-
-    def _add(self, folder: bytes, fd: int) -> _Folder:
-        surplus: list[int] = []
-        identity = _identity(fd)
-        with self._lock:
-            entry = self._open.get(folder)
-            if entry is None:
-                entry = self._open[folder] = _Folder(fd, identity)
-            else:  # another thread was faster
-                surplus.append(fd)
-            entry.users += 1
-            surplus += self._evict()
-        _close_all(surplus)
-        return entry
-
-    def _give_back(self, entry: _Folder) -> None:
-        with self._lock:
-            entry.users -= 1
-            is_last = entry.dropped and not entry.users
-        if is_last:
-            os.close(entry.fd)
-
-    # The next two are called with the lock held and return what is to be closed once it is not: a call of the system
-    # under the lock would make every other thread wait for it.
-
-    def _drop(self, folder: bytes) -> list[int]:
-        entry = self._open.pop(folder, None)
-        if entry is None:
-            return []
-        entry.dropped = True
-        return [] if entry.users else [entry.fd]
-
-    def _evict(self) -> list[int]:
-        """Drop the folders used longest ago; those in use are passed by. Looks at few, however many are open."""
-        surplus = len(self._open) - self._open_max
-        if surplus <= 0:
-            return []
-        oldest = itertools.islice(self._open.items(), surplus + _LOOKED_AT_MAX)
-        idle = (folder for folder, entry in oldest if not entry.users)
-        return [fd for folder in [*itertools.islice(idle, surplus)] for fd in self._drop(folder)]
-
-    def _collect_unforced(self, folder: bytes, names: dict[bytes, Hashable]) -> None:
-        """Add ``folder`` and what is above it, up to the first whose name is known to be on disk."""
-        while folder and folder not in names:
-            identity = self._identity_of(folder)
-            if self._known.get(folder) == identity:
+    def _collect_new(self, folder: bytes, new: dict[bytes, int]) -> None:
+        """Open ``folder`` and what is above it, up to the first whose name is known to be on disk."""
+        while folder and folder not in new:
+            fd = self._open_or_make(folder)
+            if self._knows(folder, fd):
+                os.close(fd)
                 return
-            names[folder] = identity
+            new[folder] = fd
             folder = _above(folder)
 
-    def _identity_of(self, folder: bytes) -> Hashable:
-        entry = self._take(folder) or self._add(folder, self._open_or_make(folder))
-        self._give_back(entry)
-        return entry.identity
+    def _knows(self, folder: bytes, fd: int) -> bool:
+        number = _number(fd)
+        with self._lock:
+            if folder not in self._known or self._known[folder][1] != number:
+                return False
+            self._known.move_to_end(folder)
+            return True
+
+    def _learn(self, new: dict[bytes, int]) -> None:
+        """Keep the descriptors of folders whose names are on disk now."""
+        numbers = {folder: (fd, _number(fd)) for folder, fd in new.items()}
+        dropped: list[int] = []
+        with self._lock:
+            for folder, entry in numbers.items():
+                if folder in self._known:  # another thread was faster, or it was another folder
+                    dropped.append(self._known.pop(folder)[0])
+                self._known[folder] = entry
+            while len(self._known) > self._known_max:
+                dropped.append(self._known.popitem(last=False)[1][0])
+        _close_all(dropped)
 
     def _open_or_make(self, folder: bytes) -> int:
         if not folder:
             return self._open_root()
-        try:
-            return os.open(self._root + b"/" + folder, _FLAGS)
-        except FileNotFoundError:
-            return self._make(folder)
-
-    def _open_root(self) -> int:
-        """The root, made if it is missing; its name is on disk."""
         with suppress(FileNotFoundError):
-            fd = os.open(self._root, _FLAGS)
-            identity = _identity(fd)
-            if identity == self._rooted:
-                return fd
-            os.close(fd)
-        make_durable_folder(self._root)
-        fd = os.open(self._root, _FLAGS)
-        self._rooted = _identity(fd)
-        return fd
-
-    def _make(self, folder: bytes) -> int:
+            return os.open(self._root + b"/" + folder, _FLAGS)
         name = folder.rpartition(b"/")[2]
         with self.hold(_above(folder)) as parent_fd:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent_fd)
             return os.open(name, _FLAGS, dir_fd=parent_fd)
 
+    def _open_root(self) -> int:
+        """The root, made if it is missing; its name is on disk."""
+        with suppress(FileNotFoundError):
+            fd = os.open(self._root, _FLAGS)
+            if self._knows(b"", fd):
+                return fd
+            os.close(fd)
+        make_durable_folder(self._root)
+        self._learn({b"": os.open(self._root, _FLAGS)})
+        return os.open(self._root, _FLAGS)
 
-def _identity(fd: int) -> Hashable:
-    """What no other folder has, not even one made in its place once it is gone."""
+
+def _number(fd: int) -> tuple[int, int]:
+    """What no other folder has while this one is open."""
     found = os.fstat(fd)
-    birth = getattr(found, "st_birthtime", None)
-    if birth is None:
-        try:
-            birth = fcntl.ioctl(fd, _GET_GENERATION, bytes(_LONG_BYTES))
-        except OSError:
-            return object()
-    return found.st_dev, found.st_ino, birth
+    return found.st_dev, found.st_ino
 
 
 def _above(folder: bytes) -> bytes:
@@ -398,7 +319,7 @@ def _depth(folder: bytes) -> int:
     return folder.count(b"/") + bool(folder)
 
 
-def _close_all(descriptors: list[int]) -> None:
+def _close_all(descriptors: Iterable[int]) -> None:
     for fd in descriptors:
         os.close(fd)
 
@@ -476,12 +397,7 @@ class Draft:
     __slots__ = ("_path", "fd", "folder_fd")
 
     def __init__(self, fd: int, folder_fd: int, path: bytes | None = None) -> None:
-        """Take over ``fd``.
-
-        Args:
-            folder_fd: Where its name will be; held by the caller.
-            path: What it is called for the time being, if anything.
-        """
+        """Take over ``fd``; ``path``: what it is called for the time being, if anything."""
         self.fd = fd  # open for writing
         self.folder_fd = folder_fd  # where its name will be; held by the caller that asked for it
         self._path = path
@@ -534,11 +450,7 @@ class ExclusiveWriter:
     """Writes files. Safe to use from any number of threads."""
 
     def __init__(self, root: bytes, folders: FolderCache, hidden: bytes) -> None:
-        """Make a writer.
-
-        Args:
-            hidden: Its name; for named files, used where the system has no unnamed ones.
-        """
+        """``hidden``: name of the folder for named files, used where the system has no unnamed ones."""
         self._hidden = hidden
         self._path = root + b"/" + hidden
         self._folders = folders
@@ -546,12 +458,7 @@ class ExclusiveWriter:
         self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
 
     def write(self, folder_fd: int, chunks: Sequence[Chunk]) -> Draft:
-        """Write a file that has no name in the folder yet. Close it in any case.
-
-        Raises:
-            FileNotFoundError: The folder has been removed.
-            OSError: Anything else; nothing is left.
-        """
+        """Write a file that has no name in the folder yet. Close it in any case; after an error nothing is left."""
         draft = self._unnamed_draft(folder_fd) if self._unnamed else None
         draft = draft or self._named_draft(folder_fd)
         try:
@@ -619,11 +526,7 @@ def _umask() -> int:
 
 
 def open_object(path: bytes, key: str) -> int:
-    """A descriptor for reading a regular file.
-
-    Raises:
-        ObjectNotFoundError: Something else has that name.
-    """
+    """A descriptor for reading a regular file; ObjectNotFoundError: something else has that name."""
     fd = os.open(path, _READ)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -632,29 +535,23 @@ def open_object(path: bytes, key: str) -> int:
 
 
 def read_range(fd: int, key: str, byte_range: ByteRange | None) -> bytes:
-    """Read a range, or all, of an open file; never less than asked for.
-
-    Raises:
-        InvalidRangeError: The range begins at or behind the end.
-        ShortReadError: It ends behind the end, or the file was cut while it was read.
-    """
+    """Read a range, or all, of an open file; never less than asked for (``check_range``)."""
     size = os.fstat(fd).st_size
     if byte_range is None:
         if not size:
             return b""
         byte_range = ByteRange(0, size)
-    else:
-        check_range(key, byte_range, size)
-    return _read_exactly(fd, key, byte_range)
+    check_range(key, byte_range, size)
+    data = os.pread(fd, byte_range.size_bytes, byte_range.start)
+    if len(data) == byte_range.size_bytes:
+        return data
+    whole = bytearray(byte_range.size_bytes)  # over 2 GiB, or a signal came: read again, in turns
+    read_into(fd, key, byte_range, memoryview(whole))
+    return bytes(whole)
 
 
 def read_into(fd: int, key: str, byte_range: ByteRange, target: memoryview) -> None:
-    """As ``read_range``, into memory of that size.
-
-    Raises:
-        InvalidRangeError: The range begins at or behind the end.
-        ShortReadError: It ends behind the end, or the file was cut while it was read.
-    """
+    """As ``read_range``, into memory of that size."""
     check_range(key, byte_range, os.fstat(fd).st_size)
     position = byte_range.start
     while position < byte_range.end:
@@ -662,21 +559,6 @@ def read_into(fd: int, key: str, byte_range: ByteRange, target: memoryview) -> N
         if not count:
             raise ShortReadError(f"file was cut while it was read: {key!r}")
         position += count
-
-
-def _read_exactly(fd: int, key: str, byte_range: ByteRange) -> bytes:
-    data = os.pread(fd, byte_range.size_bytes, byte_range.start)
-    if len(data) == byte_range.size_bytes:
-        return data
-    chunks = [data]
-    position = byte_range.start + len(data)
-    while position < byte_range.end:
-        chunk = os.pread(fd, byte_range.end - position, position)
-        if not chunk:
-            raise ShortReadError(f"file was cut while it was read: {key!r}")
-        chunks.append(chunk)
-        position += len(chunk)
-    return b"".join(chunks)
 
 
 # -- folders that a person has named ---------------------------------------------------------------
@@ -700,12 +582,8 @@ def is_vacant(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a regular file.
-
-    Raises:
-        OSError: It cannot be read, or is something else (a FIFO, socket, device or folder).
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    """All bytes of a regular file. OSError: it is something else (a FIFO, socket, device or folder)."""
+    fd = os.open(path, _READ)
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _not_regular(path)
@@ -715,10 +593,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 def write_regular(path: str | os.PathLike[str], data: bytes) -> None:
     """Put a file there, or in the place of one that is there: the whole file or, on a full disk, none of it.
 
-    Behind a symbolic link the file that it names is replaced.
-
-    Raises:
-        OSError: It cannot be written, or something else (a FIFO, socket, device or folder) is there. What was there stays.
+    Behind a symbolic link the file that it names is replaced. OSError: something else is there. What was there stays.
     """
     real = os.path.realpath(path)
     mode = None

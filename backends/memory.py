@@ -54,12 +54,7 @@ class MemoryStore:
     _shared_lock = threading.Lock()
 
     def __init__(self, name: str = "", *, now_ms: Callable[[], int] = _no_time) -> None:
-        """Make an empty store that nobody else sees.
-
-        Args:
-            name: For ``url`` only.
-            now_ms: Wall clock (UTC ms) for ``modified_ms``; by default the store does not say.
-        """
+        """Make an empty store that nobody else sees; without ``now_ms`` it does not say when objects were written."""
         self._name = name
         self._now_ms = now_ms
         self._lock = threading.Lock()

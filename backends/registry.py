@@ -13,13 +13,12 @@ any scheme fsspec knows   the same
 
 from __future__ import annotations
 
-import importlib
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from backends.base import Capabilities, ObjectStore, Version
+from backends.base import Capabilities
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -33,20 +32,16 @@ from backends.s3_settings import S3Options
 from backends.wrapping import put_own, set_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from backends.base import ObjectStore, Version
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(.*)$", re.DOTALL)
 _ABSOLUTE = "give a URL like file:///var/tier, s3://bucket/prefix or memory://name"
 
 
 def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
-    """Make the store that a URL names. Asks nothing of the network yet.
+    """Make the store that a URL names; ``options`` are for ``s3`` only. Asks nothing of the network yet.
 
-    Args:
-        options: For ``s3`` only.
-
-    Raises:
-        ConfigurationError: The URL names nothing that can be opened, or a library is missing.
+    ConfigurationError: the URL names nothing that can be opened, or a library is missing.
     """
     match = _SCHEME.match(url)
     if match is None:
@@ -55,18 +50,21 @@ def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
     if scheme == "file":
         return _open_file(rest)
     if scheme == "memory":
-        return _open_memory(rest)
+        from backends.memory import MemoryStore  # noqa: PLC0415 (loaded only for who names it)
+
+        return MemoryStore.shared(_below(scheme, rest))
     if scheme in {"s3", "s3a"}:
-        opener = _function("backends.s3", "open_s3")
-        return cast("ObjectStore", opener(_below(scheme, rest), options or S3Options()))
+        from backends.s3 import open_s3  # noqa: PLC0415 (the same)
+
+        return open_s3(_below(scheme, rest), options or S3Options())
     try:
-        opener = _function("backends.fsspec_store", "open_fsspec")
+        from backends.fsspec_store import open_fsspec  # noqa: PLC0415 (the same)
     except ImportError as error:
         raise ConfigurationError(
             f"{scheme}:// needs fsspec: install tieredmq[fsspec], and fsspec's library for the scheme;"
             f" or {_ABSOLUTE}"
         ) from error
-    return cast("ObjectStore", opener(f"{scheme.removeprefix('fsspec+')}:{rest}"))
+    return open_fsspec(f"{scheme.removeprefix('fsspec+')}:{rest}")
 
 
 def redacted(url: str) -> str:
@@ -89,20 +87,10 @@ def _open_file(rest: str) -> LocalFolderStore:
     return LocalFolderStore("/" + path.strip("/"))
 
 
-def _open_memory(rest: str) -> ObjectStore:
-    from backends.memory import MemoryStore  # noqa: PLC0415 (loaded only for who names it)
-
-    return MemoryStore.shared(_below("memory", rest))
-
-
 def _below(scheme: str, rest: str) -> str:
     if not rest.startswith("//"):
         raise ConfigurationError(f"no // in the {scheme} URL; {_ABSOLUTE}")
     return rest.removeprefix("//").rstrip("/")
-
-
-def _function(module: str, name: str) -> Callable[..., object]:
-    return cast("Callable[..., object]", getattr(importlib.import_module(module), name))
 
 
 # -- what a store really does ----------------------------------------------------------------------
@@ -117,16 +105,9 @@ _TRIES = 6
 def probe(store: ObjectStore, probe_id: str, *, below: str = "") -> Capabilities:
     """Write, write again, look for it under another spelling, replace with a stale version, and clean up.
 
-    About ten requests.
-
-    It cannot show that a store is safe under races, only that it is not deaf to conditions.
-
-    Args:
-        probe_id: Makes the keys ``probe-<id>-...``; random, so that no two probes meet.
-        below: Prefix of the keys, ending in a slash, for who may write only there.
-
-    Raises:
-        BackendError: The store cannot be reached or refuses us; it stays open what it can do.
+    About ten requests. It cannot show that a store is safe under races, only that it is not deaf to conditions.
+    ``probe_id`` makes the keys ``probe-<id>-...``; random, so that no two probes meet. ``below``: prefix of the keys,
+    ending in a slash, for who may write only there. After an error it stays open what the store can do.
     """
     for tried in range(_TRIES - 1):
         with suppress(

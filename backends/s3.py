@@ -19,14 +19,13 @@ Contract
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
-from urllib.parse import urlsplit
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from backends.base import (
     ByteRange,
@@ -43,25 +42,13 @@ from backends.base import (
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
-    ConfigurationError,
     InvalidRangeError,
     PreconditionFailedError,
     ShortReadError,
 )
 from backends.s3_answers import FOREIGN, NO_SUCH_BUCKET
-from backends.s3_settings import check_options, resolve, split_location
-from backends.s3_wire import (
-    DELETE,
-    GET,
-    LIST,
-    LOCK,
-    PUT,
-    RULES,
-    Condition,
-    S3Failure,
-    S3Wire,
-    to_error,
-)
+from backends.s3_settings import check_options, loaded, resolve, split_location
+from backends.s3_wire import DELETE, GET, LIST, PUT, S3Failure, failures_of
 
 if TYPE_CHECKING:
     import builtins
@@ -70,21 +57,17 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from backends.s3_settings import S3Options, S3Settings
+    from backends.s3_wire import S3Wire
 
 
 RANGES_AT_ONCE_MAX = 8
-_NEEDS = "s3:// needs libraries that are not installed; pip install 'tieredmq[s3]', or `make setup` in a checkout"
 _CONFLICT = 409
 _PRECONDITION = 412
 _NOT_FOUND = 404
 
 
 def open_s3(location: str, options: S3Options) -> S3Store:
-    """Make a store for ``bucket/prefix``. Nothing is asked of the network.
-
-    Raises:
-        ConfigurationError: No bucket, a wrong option, or obstore is not installed.
-    """
+    """Make a store for ``bucket/prefix``. Nothing is asked of the network."""
     bucket, prefix = split_location(location)
     check_options(options)
     signed = any(name.lower().startswith("x-amz-") for name in options.headers)
@@ -99,27 +82,21 @@ def open_s3(location: str, options: S3Options) -> S3Store:
 
 def _wire_class(*, is_signed: bool) -> Callable[[S3Settings], S3Wire]:
     """The client: the fast one, unless headers must be signed or a fork has left it without its threads."""
-    try:
-        if not is_signed:
-            fast = importlib.import_module("backends.s3_obstore")
-            if not fast.is_cut_off():
-                return cast("Callable[[S3Settings], S3Wire]", fast.ObstoreWire)
-        control = importlib.import_module("backends.s3_control")
-    except ImportError as error:
-        raise ConfigurationError(_NEEDS) from error
-    return cast("Callable[[S3Settings], S3Wire]", control.BotoWire)
+    found: Callable[[S3Settings], S3Wire]
+    if not is_signed:
+        fast = loaded("s3_obstore")
+        if not fast.is_cut_off():
+            found = fast.ObstoreWire
+            return found
+    found = loaded("s3_control").BotoWire
+    return found
 
 
 class S3Store:
     """An ``ObjectStore`` in a bucket; see the module's contract."""
 
     def __init__(self, bucket: str, prefix: str, connect: Callable[[], tuple[S3Wire, str]]) -> None:
-        """Keep what is needed to connect.
-
-        Args:
-            prefix: Below which all keys lie; "" for the whole bucket.
-            connect: Makes the client and names the server; called once, at the first request.
-        """
+        """Keep what is needed to connect: ``connect`` makes the client and names the server, at the first request."""
         self._url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._prefix = prefix + "/" if prefix else ""
         self._connect = connect
@@ -142,33 +119,29 @@ class S3Store:
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """The body's hash goes along as its checksum and in the signature, so the server checks that it arrived whole."""
         check_key(key)
-        try:
-            self._wire.put(self._prefix + key, as_chunks(data), Condition())
-        except S3Failure as failure:
-            if failure.status == _PRECONDITION:
+        with self._asking(PUT, key) as wire:
+            try:
+                wire.put(self._prefix + key, as_chunks(data), None)
+            except S3Failure as failure:
+                is_taken = failure.status == _PRECONDITION or (
+                    failure.status == _CONFLICT and self._is_there(key)
+                )
+                if not is_taken:
+                    raise
                 raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
-            if failure.status == _CONFLICT and self._is_there(key):
-                raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
-            raise self._error(failure, key, PUT) from failure
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        check_key(key)
-        try:
-            if byte_range is None:
-                return self._wire.get(self._prefix + key)[0]
-        except S3Failure as failure:
-            raise self._error(failure, key, GET) from failure
+        if byte_range is None:
+            return self.get_versioned(key)[0]
         return bytes(self._range(key, byte_range))
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        check_key(key)
         target[:] = self._range(key, byte_range)
 
     def _range(self, key: str, byte_range: ByteRange) -> bytes | memoryview:
-        try:
-            data = self._wire.get_range(self._prefix + key, byte_range.start, byte_range.end)
-        except S3Failure as failure:
-            raise self._error(failure, key, GET) from failure
+        check_key(key)
+        with self._asking(GET, key) as wire:
+            data = wire.get_range(self._prefix + key, byte_range.start, byte_range.end)
         if len(data) == byte_range.size_bytes:
             return data
         asked = f"[{byte_range.start}, {byte_range.end})"
@@ -191,19 +164,14 @@ class S3Store:
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
         """The version is the ETag."""
         check_key(key)
-        try:
-            data, etag = self._wire.get(self._prefix + key)
-        except S3Failure as failure:
-            raise self._error(failure, key, GET) from failure
-        return data, Version(etag)
+        with self._asking(GET, key) as wire:
+            data, etag = wire.get(self._prefix + key)
+            return data, Version(etag)
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        try:
-            found = self._wire.head(self._prefix + key)
-        except S3Failure as failure:
-            raise self._error(failure, key, GET) from failure
-        return ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
+        with self._asking(GET, key) as wire:
+            return replace(wire.head(self._prefix + key), key=key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """A page of 1,000 keys is asked for when it is reached."""
@@ -211,40 +179,37 @@ class S3Store:
         wanted = self._prefix + prefix
         if folder and not is_key(folder.removesuffix("/")):
             return
-        try:
-            for page in self._wire.list(folder, after):
-                for found in page:
-                    if not found.key.startswith(wanted):
-                        if found.key > wanted:
-                            return
-                    elif found.key > after:
-                        key = found.key.removeprefix(self._prefix)
-                        if not is_key(key):
-                            self.foreign.note(key)
-                            continue
+        with self._asking(LIST, prefix) as wire:
+            for found in chain.from_iterable(wire.list(folder, after)):
+                if not found.key.startswith(wanted):
+                    if found.key > wanted:
+                        return
+                elif found.key > after:
+                    key = found.key.removeprefix(self._prefix)
+                    if is_key(key):
                         yield ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
-        except S3Failure as failure:
-            raise self._error(failure, prefix, LIST) from failure
+                    else:
+                        self.foreign.note(key)
 
     def delete(self, key: str) -> None:
         check_key(key)
-        try:
-            self._wire.delete(self._prefix + key)
-        except S3Failure as failure:
-            if _is_gone(failure):
-                return
-            raise self._error(failure, key, DELETE) from failure
+        with self._asking(DELETE, key) as wire:
+            try:
+                wire.delete(self._prefix + key)
+            except S3Failure as failure:
+                if not _is_gone(failure):
+                    raise
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
         check_key(key)
-        try:
-            etag = self._wire.put(self._prefix + key, as_chunks(data), Condition(expected))
-        except S3Failure as failure:
-            if failure.status == _PRECONDITION or _is_gone(failure):
-                message = f"at another version, or gone: {self._where(key)}"
-                raise PreconditionFailedError(message) from failure
-            raise self._error(failure, key, PUT) from failure
-        return Version(etag)
+        with self._asking(PUT, key) as wire:
+            try:
+                return Version(wire.put(self._prefix + key, as_chunks(data), expected))
+            except S3Failure as failure:
+                if failure.status == _PRECONDITION or _is_gone(failure):
+                    message = f"at another version, or gone: {self._where(key)}"
+                    raise PreconditionFailedError(message) from failure
+                raise
 
     def close(self) -> None:
         if os.getpid() != self._pid:
@@ -258,18 +223,18 @@ class S3Store:
         if connected is not None:
             connected[0].close()
 
-    @property
-    def _wire(self) -> S3Wire:
-        return self._connection()[0]
-
-    def _connection(self) -> tuple[S3Wire, str]:
+    @contextmanager
+    def _asking(self, permission: str, key: str) -> Iterator[S3Wire]:
+        """The client; what a request by it meets becomes our error."""
         require_same_process(self._pid, self._url)
         connected = self._connected
         if connected is None:
             # Made once, under the lock; looked at without it, which is right since it is set last.
             with self._lock:
                 connected = self._connected = self._connected or self._connect()
-        return connected
+        wire, server = connected
+        with failures_of(permission, self._where(key), server):
+            yield wire
 
     @property
     def _executor(self) -> ThreadPoolExecutor:
@@ -281,15 +246,6 @@ class S3Store:
 
     def _where(self, key: str) -> str:
         return f"{self._url} {key!r}" if key else self._url
-
-    def _error(self, failure: S3Failure, key: str, permission: str) -> BackendError:
-        return to_error(
-            failure,
-            write=permission in {PUT, DELETE},
-            where=self._where(key),
-            endpoint=self._connection()[1],
-            permission=permission,
-        )
 
     def _is_there(self, key: str) -> bool:
         """Whether a key exists, asked once after a 409; an unclear answer counts as no."""
@@ -303,102 +259,3 @@ class S3Store:
 def _is_gone(failure: S3Failure) -> bool:
     """Whether a server of S3 says that there is no such object."""
     return failure.status == _NOT_FOUND and failure.code not in {NO_SUCH_BUCKET, FOREIGN}
-
-
-# -- a bucket's rules ------------------------------------------------------------------------------
-#
-# What a bucket's own rules would do to a tier in it. Read-only; for ``tiered doctor``.
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any, Protocol
-
-    from backends.s3_settings import S3Options
-
-    class _Wire(Protocol):
-        def rules(self) -> tuple[str, Sequence[dict[str, Any]]]: ...
-
-        def object_lock(self) -> str: ...
-
-        def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BucketRules:
-    """What is set for a bucket."""
-
-    versioning: str  # ``Enabled``, ``Suspended``, or "" when it never was
-    harmful: tuple[str, ...]
-    """Lifecycle rules that delete or move away objects of the tier, a clause each."""
-
-
-def plain_http_host(location: str, options: S3Options) -> str:
-    """Host of the endpoint when nothing is encrypted on the way, else "".
-
-    Raises:
-        ConfigurationError: A wrong option.
-    """
-    settings = resolve(split_location(location)[0], options, os.environ)
-    if not settings.is_plain_http or settings.endpoint_url is None:
-        return ""
-    return urlsplit(settings.endpoint_url).hostname or settings.endpoint_url
-
-
-def read_rules(location: str, options: S3Options) -> BucketRules:
-    """Ask the server for the rules of the bucket in ``bucket/prefix``.
-
-    Raises:
-        ConfigurationError: A wrong option.
-    """
-    prefix = split_location(location)[1]
-    with _asking(location, options, RULES) as wire:
-        versioning, rules = wire.rules()
-    return BucketRules(versioning, tuple(harm for rule in rules if (harm := harm_of(rule, prefix))))
-
-
-@contextmanager
-def _asking(location: str, options: S3Options, permission: str) -> Iterator[_Wire]:
-    """Who asks the server about a bucket; what it says instead becomes our error."""
-    bucket, _ = split_location(location)
-    check_options(options)
-    try:
-        module = importlib.import_module("backends.s3_control")
-    except ImportError as error:
-        raise ConfigurationError(_NEEDS) from error
-    settings = resolve(bucket, options, os.environ)
-    wire = cast("Callable[..., _Wire]", module.BotoWire)(settings)
-    try:
-        yield wire
-    except S3Failure as failure:
-        where = f"rules of bucket {bucket}"
-        raise to_error(
-            failure, write=False, where=where, endpoint=settings.server, permission=permission
-        ) from failure
-    finally:
-        wire.close()
-
-
-def read_object_lock(location: str, options: S3Options) -> str:
-    """Mode and time for which the bucket in ``bucket/prefix`` keeps a new object from being deleted; "": it does not.
-
-    Raises:
-        ConfigurationError: A wrong option.
-    """
-    with _asking(location, options, LOCK) as wire:
-        return wire.object_lock()
-
-
-def harm_of(rule: dict[str, Any], prefix: str) -> str:
-    """What a lifecycle rule would do to objects below ``prefix``; "" when nothing that hurts."""
-    chosen = rule.get("Filter", {})
-    of = rule.get("Prefix") or chosen.get("Prefix") or chosen.get("And", {}).get("Prefix") or ""
-    meets = prefix.startswith(of) or of.startswith(prefix)
-    if rule.get("Status") != "Enabled" or not meets:
-        return ""
-    name = f"rule {rule.get('ID', '')!r} for {of or 'all objects'!r}"
-    expiration = rule.get("Expiration", {})
-    if "Days" in expiration or "Date" in expiration:
-        return f"{name} deletes objects by age"
-    moves = {str(move.get("StorageClass", "")) for move in rule.get("Transitions", [])}
-    away = sorted(moves & {"GLACIER", "DEEP_ARCHIVE"})
-    return f"{name} moves objects to {', '.join(away)}" if away else ""

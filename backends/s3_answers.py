@@ -55,7 +55,6 @@ _KMS: Final = (
     " credentials (kms:GenerateDataKey to write, kms:Decrypt to read)"
 )
 _REGION: Final = "name the bucket's region with --region, or its server with --endpoint-url"
-_ELSEWHERE: Final = "has the bucket in another region than the one set"
 _NAME: Final = "check the bucket's name in the URL, and --path-style or --virtual-host"
 _API: Final = (
     "check that the endpoint is the S3 API of a server that can do this (`tiered doctor` tries)"
@@ -70,90 +69,83 @@ FOREIGN: Final = "NotS3"
 CUT: Final = "CutListing"
 """Code of ours: a listing that says that it goes on, and not where."""
 
-_BY_CODE: Final[Mapping[str, Refusal]] = {
+_DENIED: Final = (PermissionDeniedError, PERMISSION)
+_SET_WRONG: Final = (RefusedError, SETTINGS)
+_BAD_NAME: Final = (InvalidKeyError, SETTINGS, "")
+_PASSING: Final = (UnavailableError, FAILING)
+_SLOW: Final = Refusal(*_PASSING, "asks to slow down", _PASSES)
+
+_MEANINGS: Final = (
     # Who we are
-    "AccessDenied": Refusal(PermissionDeniedError, PERMISSION, "", "check credentials and permissions (`tiered policy`)"),
-    "InvalidAccessKeyId": Refusal(PermissionDeniedError, PERMISSION, "does not know the access key", _KEYS),
-    "SignatureDoesNotMatch": Refusal(
-        PermissionDeniedError, PERMISSION, "says that the signature does not match",
+    ("AccessDenied", Refusal(*_DENIED, "", "check credentials and permissions (`tiered policy`)")),
+    ("InvalidAccessKeyId", Refusal(*_DENIED, "does not know the access key", _KEYS)),
+    ("SignatureDoesNotMatch", Refusal(
+        *_DENIED, "says that the signature does not match",
         f"{_KEYS}; a proxy that changes host or headers breaks it, too",
-    ),
-    "ExpiredToken": Refusal(PermissionDeniedError, PERMISSION, "says that the credentials have expired", _RENEW),
-    "TokenRefreshRequired": Refusal(
-        PermissionDeniedError, PERMISSION, "says that the credentials have expired", _RENEW
-    ),
-    "InvalidToken": Refusal(PermissionDeniedError, PERMISSION, "does not accept the session token", _RENEW),
-    "InvalidSecurity": Refusal(PermissionDeniedError, PERMISSION, "does not accept the credentials", _KEYS),
-    "AccountProblem": Refusal(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
-    "AllAccessDisabled": Refusal(PermissionDeniedError, PERMISSION, "says that all access is switched off", _ACCOUNT),
-    "NotSignedUp": Refusal(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
-    "InvalidPayer": Refusal(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
+    )),
+    ("ExpiredToken TokenRefreshRequired", Refusal(*_DENIED, "says that the credentials have expired", _RENEW)),
+    ("InvalidToken", Refusal(*_DENIED, "does not accept the session token", _RENEW)),
+    ("InvalidSecurity", Refusal(*_DENIED, "does not accept the credentials", _KEYS)),
+    ("AccountProblem NotSignedUp InvalidPayer", Refusal(
+        *_DENIED, "says that the account may not be used", _ACCOUNT
+    )),
+    ("AllAccessDisabled", Refusal(*_DENIED, "says that all access is switched off", _ACCOUNT)),
     # The time
-    "RequestTimeTooSkewed": Refusal(PermissionDeniedError, CLOCK, "says that this machine's clock is wrong", _CLOCK),
-    "RequestExpired": Refusal(PermissionDeniedError, CLOCK, "says that the request came too late", _CLOCK),
+    ("RequestTimeTooSkewed", Refusal(PermissionDeniedError, CLOCK, "says that this machine's clock is wrong", _CLOCK)),
+    ("RequestExpired", Refusal(PermissionDeniedError, CLOCK, "says that the request came too late", _CLOCK)),
     # What it does with objects
-    "InvalidObjectState": Refusal(
+    ("InvalidObjectState", Refusal(
         RefusedError, ARCHIVED, "has moved the object to an archive class",
         "restore the object there (RestoreObject), and let no lifecycle rule move objects of the tier",
-    ),
-    "KMS.ThrottlingException": Refusal(UnavailableError, ENCRYPTION, "is slowed down by its key service", _PASSES),
-    "InvalidEncryptionAlgorithmError": Refusal(RefusedError, ENCRYPTION, "does not encrypt so", _KMS),
-    "KeyTooLongError": Refusal(InvalidKeyError, SETTINGS, "", "use a shorter prefix in the URL"),
-    "XMinioInvalidObjectName": Refusal(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
-    "XMinioInvalidResourceName": Refusal(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
-    "ObjectParentIsFile": Refusal(InvalidKeyError, SETTINGS, "", "use another prefix in the URL: an object has its name"),
-    "EntityTooLarge": Refusal(
-        RefusedError, SETTINGS, "takes no object of this size in one request", "make smaller ones (--bundle-size)"
-    ),
-    "InvalidStorageClass": Refusal(RefusedError, SETTINGS, "has no such storage class", "leave the header out"),
+    )),
+    ("KMS.ThrottlingException", Refusal(UnavailableError, ENCRYPTION, "is slowed down by its key service", _PASSES)),
+    ("InvalidEncryptionAlgorithmError", Refusal(RefusedError, ENCRYPTION, "does not encrypt so", _KMS)),
+    ("KeyTooLongError", Refusal(*_BAD_NAME, "use a shorter prefix in the URL")),
+    ("XMinioInvalidObjectName XMinioInvalidResourceName", Refusal(*_BAD_NAME, "use another prefix in the URL")),
+    ("ObjectParentIsFile", Refusal(*_BAD_NAME, "use another prefix in the URL: an object has its name")),
+    ("EntityTooLarge", Refusal(
+        *_SET_WRONG, "takes no object of this size in one request", "make smaller ones (--bundle-size)"
+    )),
+    ("InvalidStorageClass", Refusal(*_SET_WRONG, "has no such storage class", "leave the header out")),
     # Room
-    "XMinioStorageFull": Refusal(StoreFullError, FULL, "", "make room"),
-    "XMinioAdminBucketQuotaExceeded": Refusal(StoreFullError, FULL, "", "make room, or raise the quota"),
-    "QuotaExceeded": Refusal(StoreFullError, FULL, "", "make room, or raise the quota"),
-    "InsufficientStorage": Refusal(StoreFullError, FULL, "", "make room"),
+    ("XMinioStorageFull InsufficientStorage", Refusal(StoreFullError, FULL, "", "make room")),
+    ("XMinioAdminBucketQuotaExceeded QuotaExceeded", Refusal(
+        StoreFullError, FULL, "", "make room, or raise the quota"
+    )),
     # Where the bucket is
-    NO_SUCH_BUCKET: Refusal(ObjectNotFoundError, SETTINGS, "has no such bucket", "check the URL, or make the bucket"),
-    "InvalidBucketName": Refusal(RefusedError, SETTINGS, "does not accept the bucket's name", _NAME),
-    "InvalidBucketState": Refusal(RefusedError, SETTINGS, "has the bucket in a state that does not allow this", _API),
-    "AuthorizationHeaderMalformed": Refusal(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
-    "AuthorizationQueryParametersError": Refusal(RefusedError, SETTINGS, "does not accept the signature's form", _REGION),
-    "PermanentRedirect": Refusal(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
-    "IllegalLocationConstraintException": Refusal(
-        RefusedError, SETTINGS, _ELSEWHERE, _REGION
+    (NO_SUCH_BUCKET, Refusal(
+        ObjectNotFoundError, SETTINGS, "has no such bucket", "check the URL, or make the bucket"
+    )),
+    ("InvalidBucketName", Refusal(*_SET_WRONG, "does not accept the bucket's name", _NAME)),
+    ("InvalidBucketState", Refusal(*_SET_WRONG, "has the bucket in a state that does not allow this", _API)),
+    (
+        "AuthorizationHeaderMalformed PermanentRedirect IllegalLocationConstraintException IllegalLocationConstraint",
+        Refusal(*_SET_WRONG, "has the bucket in another region than the one set", _REGION),
     ),
-    "IllegalLocationConstraint": Refusal(
-        RefusedError, SETTINGS, _ELSEWHERE, _REGION
-    ),
-    "TemporaryRedirect": Refusal(UnavailableError, FAILING, "moves the bucket just now", _PASSES),
+    ("AuthorizationQueryParametersError", Refusal(*_SET_WRONG, "does not accept the signature's form", _REGION)),
+    ("TemporaryRedirect", Refusal(*_PASSING, "moves the bucket just now", _PASSES)),
     # What it can
-    "InvalidRequest": Refusal(RefusedError, SETTINGS, "does not accept the request", _API),
-    "InvalidArgument": Refusal(RefusedError, SETTINGS, "does not accept the request", _API),
-    "InvalidDigest": Refusal(RefusedError, SETTINGS, "does not accept the checksum", _API),
-    "MissingSecurityHeader": Refusal(RefusedError, SETTINGS, "misses a header", _API),
-    "MethodNotAllowed": Refusal(UnsupportedError, SETTINGS, "does not do this", _API),
-    "NotImplemented": Refusal(UnsupportedError, SETTINGS, "does not do this", _API),
-    "MissingContentLength": Refusal(UnsupportedError, SETTINGS, "does not do this", _API),
+    ("InvalidRequest InvalidArgument", Refusal(*_SET_WRONG, "does not accept the request", _API)),
+    ("InvalidDigest", Refusal(*_SET_WRONG, "does not accept the checksum", _API)),
+    ("MissingSecurityHeader", Refusal(*_SET_WRONG, "misses a header", _API)),
+    ("MethodNotAllowed NotImplemented MissingContentLength", Refusal(
+        UnsupportedError, SETTINGS, "does not do this", _API
+    )),
     # What passes
-    "SlowDown": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "SlowDownRead": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "SlowDownWrite": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "ServiceUnavailable": Refusal(UnavailableError, FAILING, "", _PASSES),
-    "Throttling": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "ThrottlingException": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "RequestLimitExceeded": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "BandwidthLimitExceeded": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "TooManyRequests": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "OperationAborted": Refusal(UnavailableError, FAILING, "", _PASSES),
-    "ConditionalRequestConflict": Refusal(UnavailableError, FAILING, "", _PASSES),
-    "RequestTimeout": Refusal(UnavailableError, FAILING, "has waited for the request's bytes in vain", _PASSES),
-    "IncompleteBody": Refusal(UnavailableError, FAILING, "has not got the whole request", _PASSES),
-    "BadDigest": Refusal(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
-    "XAmzContentChecksumMismatch": Refusal(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
-    "XAmzContentSHA256Mismatch": Refusal(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
-    "XMinioServerNotInitialized": Refusal(UnavailableError, FAILING, "is starting", _PASSES),
-    FOREIGN: Refusal(UnavailableError, SETTINGS, "answers, but not as an S3 server does", _OTHER),
-    CUT: Refusal(UnavailableError, FAILING, "gives listings that are not whole", _OTHER),
-}  # fmt: skip
+    ("SlowDown SlowDownRead SlowDownWrite TooManyRequests", _SLOW),
+    ("Throttling ThrottlingException RequestLimitExceeded BandwidthLimitExceeded", _SLOW),
+    ("ServiceUnavailable OperationAborted ConditionalRequestConflict", Refusal(*_PASSING, "", _PASSES)),
+    ("RequestTimeout", Refusal(*_PASSING, "has waited for the request's bytes in vain", _PASSES)),
+    ("IncompleteBody", Refusal(*_PASSING, "has not got the whole request", _PASSES)),
+    ("BadDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch", Refusal(
+        *_PASSING, "has got other bytes than were sent", _PASSES
+    )),
+    ("XMinioServerNotInitialized", Refusal(*_PASSING, "is starting", _PASSES)),
+    (FOREIGN, Refusal(UnavailableError, SETTINGS, "answers, but not as an S3 server does", _OTHER)),
+    (CUT, Refusal(*_PASSING, "gives listings that are not whole", _OTHER)),
+)  # fmt: skip
+"""Codes, and what they mean."""
+_BY_CODE: Final = {code: meaning for codes, meaning in _MEANINGS for code in codes.split()}
 _KMS_ANSWER: Final = Refusal(RefusedError, ENCRYPTION, "cannot use the encryption key", _KMS)
 _EXPIRED: Final = _BY_CODE["RequestExpired"]
 _BY_STATUS: Final[Mapping[int, Refusal]] = {
@@ -183,12 +175,9 @@ _ELEMENT: Final = re.compile(rf"<({'|'.join(ELEMENTS)})>([^<]*)</\1>")
 
 
 def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool) -> Refusal:
-    """What a refusal means.
+    """What a refusal means, of an HTTP status (0: no answer came) and a code of S3 or ours ("": there was none).
 
-    Args:
-        status: Of HTTP; 0: no answer came.
-        code: S3's, or one of ours; "": there was none.
-        write: Whether the request may have changed something.
+    ``write``: whether the request may have changed something.
     """
     if code.startswith("KMS.") and code not in _BY_CODE:
         return _KMS_ANSWER

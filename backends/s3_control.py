@@ -25,7 +25,6 @@ from backends.s3_answers import CUT, ELEMENTS, FOREIGN
 from backends.s3_listing import Lister
 from backends.s3_settings import Credential, Profile
 from backends.s3_wire import (
-    Condition,
     S3Failure,
     etag_of,
     no_credentials,
@@ -35,12 +34,11 @@ from backends.s3_wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import Chunk
     from backends.s3_settings import CredentialSource, S3Settings
 
-_CONNECT_TIMEOUT_S = 5.0
 _CONNECTIONS_MAX = 64
 _OK = 200
 _FIRST_SERVER_FAULT = 500
@@ -74,14 +72,7 @@ class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
 
 
 def load_profile(name: str | None) -> Profile:
-    """Endpoint, region and credentials of an AWS profile, or of the default chain.
-
-    Args:
-        name: The profile, or None for what AWS tools would take.
-
-    Raises:
-        ConfigurationError: No such profile, or its settings cannot be read.
-    """
+    """Endpoint, region and credentials of an AWS profile, or (None) of what AWS tools would take."""
     try:
         session = boto3.Session(profile_name=name)
         found = session.get_credentials()
@@ -147,9 +138,8 @@ class BotoWire:
         for operation in _DOCUMENTS:
             self._client.meta.events.register(f"after-call.s3.{operation}", _see_document)
 
-    def put(self, key: str, chunks: Sequence[Chunk], condition: Condition) -> str:
-        etag = condition.etag
-        when = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+    def put(self, key: str, chunks: Sequence[Chunk], expected: str | None) -> str:
+        when = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
         body = b"".join(chunks)
         # As the fast client does; one that botocore makes by itself may come behind the body, which servers of old refuse.
         checksum = base64.b64encode(hashlib.sha256(body).digest()).decode()
@@ -193,32 +183,32 @@ class BotoWire:
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def rules(self) -> tuple[str, Sequence[dict[str, Any]]]:
-        """Whether the bucket keeps old versions (``Enabled``, ``Suspended``, or ""), and its lifecycle rules."""
+        """What ``versioning`` says, and the bucket's lifecycle rules."""
+        versioning = self.versioning()
         with _failures():
-            versioning = self._client.get_bucket_versioning(Bucket=self._bucket).get("Status", "")
-            try:
-                answer = self._client.get_bucket_lifecycle_configuration(Bucket=self._bucket)
-            except exceptions.ClientError as error:
-                if error.response.get("Error", {}).get("Code") != "NoSuchLifecycleConfiguration":
-                    raise
-                answer = {}
-            return str(versioning), answer.get("Rules", [])
+            ask = self._client.get_bucket_lifecycle_configuration
+            answer = self._unless("NoSuchLifecycleConfiguration", ask)
+        return versioning, answer.get("Rules", [])
 
     def object_lock(self) -> str:
         """Mode and time for which a new object is kept from being deleted; "" when the bucket's rules keep none."""
         with _failures():
-            try:
-                answer = self._client.get_object_lock_configuration(Bucket=self._bucket)
-            except exceptions.ClientError as error:
-                code = error.response.get("Error", {}).get("Code")
-                if code != "ObjectLockConfigurationNotFoundError":
-                    raise
-                return ""
+            ask = self._client.get_object_lock_configuration
+            answer = self._unless("ObjectLockConfigurationNotFoundError", ask)
         found = (
             answer.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention", {})
         )
         lasts = [f"{found[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in found]
         return " ".join([str(found.get("Mode", "")), *lasts]).strip()
+
+    def _unless(self, code: str, ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        """An answer about the bucket; nothing where the server says by ``code`` that nothing is set."""
+        try:
+            return ask(Bucket=self._bucket)
+        except exceptions.ClientError as error:
+            if error.response.get("Error", {}).get("Code") != code:
+                raise
+            return {}
 
     def versioning(self) -> str:
         """Whether the bucket keeps old versions: ``Enabled``, ``Suspended``, or ""."""
@@ -257,7 +247,7 @@ class BotoWire:
 
 def _config(settings: S3Settings) -> Config:
     return Config(
-        connect_timeout=min(_CONNECT_TIMEOUT_S, settings.timeout_s),
+        connect_timeout=settings.connect_timeout_s,
         read_timeout=settings.timeout_s,
         retries={"total_max_attempts": 1},  # a conditional PUT tried again meets its own object
         max_pool_connections=_CONNECTIONS_MAX,

@@ -59,18 +59,12 @@ class Lister:
     """Lists one bucket."""
 
     def __init__(self, settings: S3Settings) -> None:
-        """Connect to nothing yet.
-
-        Raises:
-            ConfigurationError: The CA bundle or the proxy's address cannot be used.
-        """
         self._asking = SignedGet(settings)
 
     def pages(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
         """What lies below ``folder`` ("" or ending in a slash) behind a key (""), a page at a time.
 
-        Raises:
-            S3Failure: As of any request; with a code of ours when the answer is no whole listing.
+        S3Failure as of any request; with a code of ours when the answer is no whole listing.
         """
         query = {"list-type": "2", "encoding-type": "url", "prefix": folder}
         if start_after:
@@ -158,7 +152,6 @@ def _info(element: ET.Element, *, is_escaped: bool) -> ObjectInfo:
 
 # -- signed GETs -------------------------------------------------------------------------------------
 
-_CONNECT_TIMEOUT_S: Final = 5.0
 _KEPT_MAX: Final = 16
 _CHUNK_BYTES: Final = 256 * 1024
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -170,11 +163,6 @@ class SignedGet:
     """Asks one bucket."""
 
     def __init__(self, settings: S3Settings) -> None:
-        """Connect to nothing yet.
-
-        Raises:
-            ConfigurationError: The CA bundle cannot be read, or the proxy's address not used.
-        """
         self._settings = settings
         self._endpoint = _endpoint_of(settings)
         self._tls = _tls(settings) if self._endpoint.scheme == "https" else None
@@ -185,11 +173,7 @@ class SignedGet:
         self._is_closed = threading.Event()
 
     def get(self, query: Mapping[str, str]) -> tuple[int, bytes]:
-        """Status and body of an answer, which is whole.
-
-        Raises:
-            S3Failure: There is none.
-        """
+        """Status and body of an answer, which is whole; S3Failure: there is none."""
         target, headers = self._signed(query)
         until_s = time.monotonic() + self._settings.timeout_s
         try:
@@ -248,7 +232,7 @@ class SignedGet:
     def _connection(self) -> http.client.HTTPConnection:
         """One that is not connected yet."""
         host, port = self._way.host, self._way.port
-        timeout_s = min(_CONNECT_TIMEOUT_S, self._settings.timeout_s)
+        timeout_s = self._settings.connect_timeout_s
         if self._tls is None:
             return http.client.HTTPConnection(host, port, timeout=timeout_s)
         made = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)

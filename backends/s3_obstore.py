@@ -33,7 +33,6 @@ from backends.s3_wire import (
     NO_TLS,
     OTHER_NAME,
     UNKNOWN,
-    Condition,
     S3Failure,
     answered,
     etag_of,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from backends.base import Chunk
     from backends.s3_settings import S3Settings
 
-_CONNECT_TIMEOUT_S = 5.0
 _SMALL_BYTES = 4 * 1024 * 1024
 """Writes of so much have the deadline of a request of no bytes."""
 _CHUNK_BYTES = 1024 * 1024
@@ -119,7 +117,7 @@ class ObstoreWire:
         options: ClientConfig = {
             "allow_http": settings.is_plain_http,
             "timeout": timedelta(seconds=settings.deadline_s(size_bytes)),
-            "connect_timeout": timedelta(seconds=min(_CONNECT_TIMEOUT_S, settings.timeout_s)),
+            "connect_timeout": timedelta(seconds=settings.connect_timeout_s),
         }
         if settings.headers:
             options["default_headers"] = dict(settings.headers)
@@ -141,14 +139,13 @@ class ObstoreWire:
         # Two threads may make one each; one of the two is kept, and the other goes when its request has ended.
         return found or self._clients.setdefault(sized, self._made(sized))
 
-    def put(self, key: str, chunks: Sequence[Chunk], condition: Condition) -> str:
+    def put(self, key: str, chunks: Sequence[Chunk], expected: str | None) -> str:
         """The chunks are sent as they are, without joining them."""
         with _failures():
             # An iterator of no chunks would be a body of none; one chunk needs no iterator.
             body = chunks[0] if len(chunks) == 1 else iter(chunks) if chunks else b""
             size_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
-            etag = condition.etag
-            mode = "create" if etag is None else {"e_tag": etag}
+            mode = "create" if expected is None else {"e_tag": expected}
             result = obstore.put(
                 self._client_for(size_bytes),
                 key,

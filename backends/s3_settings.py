@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from urllib.parse import urlsplit
 
 from backends.base import check_key
@@ -41,7 +41,9 @@ class S3Options:
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _BYTES_S_MIN = 512 * 1024
 """Slower is a failure: 4 Mbit/s."""
+_CONNECT_TIMEOUT_S = 5.0
 _REGION_DEFAULT = "us-east-1"
+_NEEDS = "s3:// needs libraries that are not installed; pip install 'tieredmq[s3]', or `make setup` in a checkout"
 ENDPOINT_OPTION = "--endpoint-url"
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -88,6 +90,11 @@ class S3Settings:
         return self.timeout_s + size_bytes / _BYTES_S_MIN
 
     @property
+    def connect_timeout_s(self) -> float:
+        """Deadline of making a connection."""
+        return min(_CONNECT_TIMEOUT_S, self.timeout_s)
+
+    @property
     def is_plain_http(self) -> bool:
         """Whether the endpoint says that nothing is encrypted."""
         return self.endpoint_url is not None and self.endpoint_url.startswith("http://")
@@ -107,11 +114,7 @@ class S3Settings:
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """Bucket and prefix of ``bucket/prefix``.
-
-    Raises:
-        ConfigurationError: No bucket, or a name that no bucket or key can have.
-    """
+    """Bucket and prefix of ``bucket/prefix``."""
     bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ConfigurationError("no bucket in the S3 URL; write s3://bucket/prefix")
@@ -133,14 +136,10 @@ def split_location(location: str) -> tuple[str, str]:
 
 
 def check_endpoint(url: str, origin: str, *, takes_path: bool = False) -> str:
-    """The endpoint without a trailing slash.
+    """The http or https endpoint, which has no user, password or query, without a trailing slash.
 
-    Args:
-        takes_path: Whether the S3 API may lie below a path, as somebody has said by ``path_style``.
-        origin: Which option or variable says so, for the message.
-
-    Raises:
-        ConfigurationError: It is no http or https address, or has a user, password or query in it.
+    ``takes_path``: the S3 API may lie below a path, as somebody has said by ``path_style``. ``origin``: which option or
+    variable says so, for the message.
     """
     shown = repr(re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*", "?***", url)))
     no_address = ConfigurationError(
@@ -167,11 +166,7 @@ def check_endpoint(url: str, origin: str, *, takes_path: bool = False) -> str:
 
 
 def check_options(options: S3Options) -> None:
-    """Refuse options that no request could carry.
-
-    Raises:
-        ConfigurationError: Says which one.
-    """
+    """Refuse options that no request could carry."""
     if options.timeout_s <= 0:
         raise ConfigurationError(f"S3 timeout is not positive: {options.timeout_s}")
     if options.endpoint_url is not None:
@@ -185,14 +180,7 @@ def check_options(options: S3Options) -> None:
 
 
 def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settings:
-    """Bring together options, environment and profile. May ask a metadata service for a role.
-
-    Args:
-        options: What the caller said; wins over everything.
-
-    Raises:
-        ConfigurationError: An endpoint makes no sense, or there are no credentials.
-    """
+    """Bring together options (which win), environment and profile. May ask a metadata service for a role."""
     endpoint, origin = _endpoint(options, env)
     region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
     static = None if options.profile else _static_credentials(env)
@@ -254,10 +242,13 @@ def _has_profile(env: Mapping[str, str]) -> bool:
 
 
 def _load_profile(name: str | None) -> Profile:
+    found: Profile = loaded("s3_control").load_profile(name)
+    return found
+
+
+def loaded(module: str) -> Any:  # noqa: ANN401 (a module)
+    """A module of this package that needs libraries which may not be installed."""
     try:
-        control = importlib.import_module("backends.s3_control")
+        return importlib.import_module(f"backends.{module}")
     except ImportError as error:
-        raise ConfigurationError(
-            "AWS profiles and roles need boto3: install tieredmq[s3]"
-        ) from error
-    return cast("Profile", control.load_profile(name))
+        raise ConfigurationError(_NEEDS) from error

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import ssl
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import (
     BackendError,
@@ -48,7 +49,6 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
         untrusted: bool = False,
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        """Hold what is known of the failure."""
         super().__init__(status, code, sent, detail)
         self.status = status  # HTTP status of the answer, or 0 when there was none
         self.code = code  # s3's error code in it, or ""
@@ -68,11 +68,7 @@ _FIRST_SERVER_FAULT = 500
 
 
 def answered(status: int, body: str) -> S3Failure:
-    """The failure that an answer tells of; one with a body that is none of S3's came from somebody else.
-
-    Args:
-        body: Of the answer; one to HEAD has none.
-    """
+    """The failure that an answer tells of; one with a body that is none of S3's came from somebody else."""
     code = _CODE.search(body)
     if code is None and body.strip():
         return S3Failure(status, FOREIGN if status < _FIRST_SERVER_FAULT else "")
@@ -80,11 +76,7 @@ def answered(status: int, body: str) -> S3Failure:
 
 
 def etag_of(told: str | None) -> str:
-    """The ETag of an answer of success, which each server of S3 gives: without it the answer is somebody else's.
-
-    Raises:
-        S3Failure: There is none.
-    """
+    """The ETag of an answer of success, which each server of S3 gives: without it the answer is somebody else's."""
     if not told:
         raise S3Failure(200, FOREIGN, detail="it has no ETag")
     return told
@@ -95,19 +87,9 @@ NO_CREDENTIALS = "NoCredentials"
 
 
 def no_credentials(cause: str) -> S3Failure:
-    """The failure of a request that could not be signed.
-
-    Args:
-        cause: Name of the error by which the source ended; its text may hold secrets.
-    """
+    """The failure of a request that could not be signed; of its cause only the name, since its text may hold secrets."""
     detail = f"where the AWS settings say that keys come from, there are none now: {cause}"
     return S3Failure(0, NO_CREDENTIALS, sent=False, detail=detail)
-
-
-class Condition(NamedTuple):
-    """When a PUT may happen: only if absent, or only if at ``etag``."""
-
-    etag: str | None = None
 
 
 class S3Wire(Protocol):
@@ -116,8 +98,8 @@ class S3Wire(Protocol):
     Every method raises ``S3Failure`` and nothing else.
     """
 
-    def put(self, key: str, chunks: Sequence[Chunk], condition: Condition) -> str:
-        """PUT the joined chunks; the new ETag, quoted as the server sent it."""
+    def put(self, key: str, chunks: Sequence[Chunk], expected: str | None) -> str:
+        """PUT the joined chunks if the object has that ETag, or, with None, is absent; the new ETag, quoted as it came."""
         ...
 
     def get(self, key: str) -> tuple[bytes, str]:
@@ -169,22 +151,23 @@ _VERBS = {
 _FORBIDDEN = 403
 
 
-def to_error(
-    failure: S3Failure, *, write: bool, where: str, endpoint: str, permission: str = ""
-) -> BackendError:
-    """Our error for a failure.
+@contextmanager
+def failures_of(permission: str, where: str, endpoint: str) -> Iterator[None]:
+    """What a request meets becomes our error, which names the permission that it needs, and the server's address."""
+    try:
+        yield
+    except S3Failure as failure:
+        raise _to_error(failure, permission, where, endpoint) from failure
 
-    Args:
-        write: Whether the request may have changed something.
-        endpoint: Address of the server, for the message.
-        permission: What the request needs, as policies name it (``s3:PutObject``), for the message.
-    """
+
+def _to_error(failure: S3Failure, permission: str, where: str, endpoint: str) -> BackendError:
     if failure.untrusted:
         return UntrustedError(f"{endpoint} is not trusted: {failure} ({where})")
     if failure.code == NO_CREDENTIALS:
         return PermissionDeniedError(f"no credentials for {endpoint}: {failure.detail} ({where})")
     if not failure.sent:
         return UnreachableError(f"cannot reach {endpoint}: {failure} ({where})")
+    write = permission in {PUT, DELETE}
     answer = answer_for(failure.status, failure.code, failure.facts, write=write)
     error = answer.kind(_told(failure, answer, where, endpoint, permission))
     error.reason, error.do = answer.reason or error.reason, answer.do
@@ -203,16 +186,12 @@ def _told(failure: S3Failure, answer: Refusal, where: str, endpoint: str, permis
     if answer.what:
         return f"{endpoint} {answer.what}{particulars(answer, failure.facts)}: {answered}"
     if answer.kind is PermissionDeniedError:
-        return f"{endpoint} refuses {_refused(failure, permission)}: {answered}"
+        refused = "these credentials"
+        if failure.status == _FORBIDDEN and failure.code in _DENIED_CODES:
+            verb = _VERBS[permission]
+            refused = f"to {verb}, for which {refused} need the permission {permission}"
+        return f"{endpoint} refuses {refused}: {answered}"
     return f"{endpoint} answered {answered}"
-
-
-def _refused(failure: S3Failure, permission: str) -> str:
-    """What it is that the server does not accept: a right that is missing, or who we say we are."""
-    if failure.status == _FORBIDDEN and failure.code in _DENIED_CODES and permission:
-        verb = _VERBS[permission]
-        return f"to {verb}, for which these credentials need the permission {permission}"
-    return "these credentials"
 
 
 # -- trust -----------------------------------------------------------------------------------------
@@ -240,21 +219,13 @@ _MARK = b"-----BEGIN CERTIFICATE-----"
 
 
 def untrusted(reason: str) -> S3Failure:
-    """The failure of a request that was not sent since the server is not trusted.
-
-    Args:
-        reason: One of the words of this module, or another that is shown as it is.
-    """
+    """The failure of a request that was not sent since the server is not trusted, for one of the reasons of this module."""
     detail = _WORDS.get(reason, f"its certificate is refused: {reason}")
     return S3Failure(0, sent=False, detail=detail, untrusted=True)
 
 
 def read_ca_bundle(path: str) -> bytes:
-    """The certificates of a PEM file.
-
-    Raises:
-        ConfigurationError: It cannot be read, or holds no certificate.
-    """
+    """The certificates of a PEM file; ConfigurationError: it cannot be read, or holds none."""
     try:
         data = read_regular(Path(path).expanduser())
     except OSError as error:

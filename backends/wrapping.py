@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 from backends.base import as_chunks, get_into, require_same_process, size_bytes
 from backends.errors import (
@@ -23,11 +22,14 @@ if TYPE_CHECKING:
     import builtins
     import random
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import NoReturn
 
     from typing_extensions import Buffer
 
     from backends.base import ByteRange, Capabilities, ObjectInfo, ObjectStore, Version
+
+
+Kind = Literal["put", "get", "head", "list", "delete", "compare_and_set"]
+_T = TypeVar("_T")
 
 
 class WrappingStore:
@@ -78,6 +80,56 @@ class WrappingStore:
         self._inner.close()
 
 
+class Asked(NamedTuple):
+    """What is asked of a store."""
+
+    kind: Kind
+    up: int = 0  # bytes in the body
+    requests: int = 1  # that it takes
+
+
+class AroundStore(WrappingStore):
+    """Base of decorators that do the same around each request: ``around`` has them all, but for listings.
+
+    Listings are generators, so that what is around one is around its reader as well: each decorator has its own.
+    """
+
+    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+        """Make a request by ``call``; what it gives."""
+        raise NotImplementedError
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        asked = Asked("put", up=size_bytes(data))
+        self.around(asked, lambda: self._inner.put_if_absent(key, data))
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        return self.around(Asked("get"), lambda: self._inner.get(key, byte_range))
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        def fill() -> memoryview:
+            get_into(self._inner, key, byte_range, target)
+            return target
+
+        self.around(Asked("get"), fill)
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        asked = Asked("get", requests=len(byte_ranges))
+        return self.around(asked, lambda: self._inner.get_ranges(key, byte_ranges))
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        return self.around(Asked("get"), lambda: self._inner.get_versioned(key))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self.around(Asked("head"), lambda: self._inner.head(key))
+
+    def delete(self, key: str) -> None:
+        self.around(Asked("delete"), lambda: self._inner.delete(key))
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        asked = Asked("compare_and_set", up=len(data))
+        return self.around(asked, lambda: self._inner.compare_and_set(key, data, expected))
+
+
 # -- one's own keys --------------------------------------------------------------------------------
 #
 # A proxy may send a PUT twice (to HTTP it is idempotent; nginx repeats it when the first answer is lost). The second one
@@ -88,14 +140,8 @@ class WrappingStore:
 def put_own(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> None:
     """``put_if_absent`` of a key that only this writer makes; an object that has exactly these bytes is taken for ours.
 
-    Args:
-        key: Not shared with other writers, unless the same bytes always mean the same.
-        data: As for ``put_if_absent``.
-
-    Raises:
-        AlreadyExistsError: An object with other bytes has this key, so it is another writer's. Nothing was written.
-        UnknownOutcomeError: It may have been written; also when the object that stands in the way cannot be read.
-        BackendError: Nothing was written.
+    The key is not shared with other writers, unless the same bytes always mean the same. UnknownOutcomeError: also when the
+    object that stands in the way cannot be read.
     """
     try:
         store.put_if_absent(key, data)
@@ -107,17 +153,8 @@ def put_own(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> No
 def set_own(store: ObjectStore, key: str, data: bytes, expected: Version | None) -> Version:
     """``compare_and_set``; when another version is there than expected and it has exactly these bytes, it is taken for ours.
 
-    Args:
-        data: Bytes that no other writer has, unless the same bytes always mean the same.
-        expected: As for ``compare_and_set``.
-
-    Raises:
-        PreconditionFailedError: Other bytes are there, or none. Nothing was written.
-        UnknownOutcomeError: It may have been written, also when what is there cannot be read.
-        BackendError: Nothing was written.
-
-    Returns:
-        The new version.
+    No other writer has such bytes, unless the same bytes always mean the same. UnknownOutcomeError: also when what is there
+    cannot be read.
     """
     try:
         return store.compare_and_set(key, data, expected)
@@ -171,8 +208,6 @@ class StoreClock(Protocol):
 
 # -- trying again ----------------------------------------------------------------------------------
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -197,7 +232,7 @@ def plan_delay_s(policy: RetryPolicy, tries: int, share: float) -> float:
     return longest * (1 + share) / 2
 
 
-class RetryingStore(WrappingStore):
+class RetryingStore(AroundStore):
     """A store that tries again.
 
     **Contract.** Only errors that are ``retriable`` are met with another try, and only where a second time does
@@ -235,11 +270,7 @@ class RetryingStore(WrappingStore):
         policy: RetryPolicy | None = None,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wrap a store.
-
-        Args:
-            on_retry: Called before each try but the first of a call, from any thread.
-        """
+        """``on_retry`` is called before each try but the first of a call, from any thread."""
         super().__init__(inner)
         self._clock = clock
         self._rng = rng
@@ -251,37 +282,36 @@ class RetryingStore(WrappingStore):
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         tries = _Tries(self)
         unknown = False
-        while True:
+
+        def put() -> None:
+            nonlocal unknown
             try:
                 self._inner.put_if_absent(key, data)
-            except AlreadyExistsError:
-                self._has_answered = True
-                # Only after a lost answer: else another writer of the same bytes would be taken for us.
-                if not unknown or not self._is_ours(key, data, tries.began_s):
-                    raise
-            except BackendError as error:
-                # For good: a later refusal does not undo what the lost request may yet do (I7).
-                unknown |= isinstance(error, UnknownOutcomeError)
-                if not tries.wait_after(error):
-                    _give_up(error, key, unknown=unknown)
-                continue
-            self._has_answered = True
-            return
+            except UnknownOutcomeError:
+                unknown = True  # for good: a later refusal does not undo what the lost request may yet do (I7)
+                raise
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        return self._again(lambda: self._inner.get(key, byte_range))
+        def read() -> bytes:
+            return self._again(lambda: self._inner.get(key), _Tries(self, tries.began_s))
 
-    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        self._again(lambda: get_into(self._inner, key, byte_range, target))
+        try:
+            self._again(put, tries)
+        except AlreadyExistsError:
+            # Only after a lost answer: else another writer of the same bytes would be taken for us.
+            if not unknown or not _reads_as(read, key, data):
+                raise
+        except BackendError as error:
+            if not unknown or isinstance(error, UnknownOutcomeError):
+                raise
+            raise UnknownOutcomeError(
+                f"an earlier try may have written {key!r}; last: {error}"
+            ) from error
 
-    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        return self._again(lambda: self._inner.get_ranges(key, byte_ranges))
-
-    def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        return self._again(lambda: self._inner.get_versioned(key))
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._again(lambda: self._inner.head(key))
+    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+        # After an unknown outcome the same compare-and-set once more would find another version than it expects.
+        return self._again(
+            call, final=UnknownOutcomeError if asked.kind == "compare_and_set" else ()
+        )
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Each key that comes makes the count of tries begin anew."""
@@ -302,64 +332,33 @@ class RetryingStore(WrappingStore):
                 self._has_answered = True
                 return
 
-    def delete(self, key: str) -> None:
-        self._again(lambda: self._inner.delete(key))
-
-    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """An unknown outcome is not tried again."""
-        tries = _Tries(self)
-        while True:
-            try:
-                version = self._inner.compare_and_set(key, data, expected)
-            except UnknownOutcomeError:
-                # It may have been done: the same call once more would then find another version than it expects.
-                raise
-            except BackendError as error:
-                if not tries.wait_after(error):
-                    raise
-            else:
-                self._has_answered = True
-                return version
-
-    def _again(self, call: Callable[[], _T], began_s: float | None = None) -> _T:
-        tries = _Tries(self, began_s)
+    def _again(
+        self,
+        call: Callable[[], _T],
+        tries: _Tries | None = None,
+        final: type[BackendError] | tuple[()] = (),
+    ) -> _T:
+        """Call until it succeeds, or fails for good; ``final`` is not met with another try."""
+        tries = tries or _Tries(self)
         while True:
             try:
                 found = call()
             except BackendError as error:
-                if not tries.wait_after(error):
+                if isinstance(error, final) or not tries.wait_after(error):
                     raise
             else:
                 # Without a lock, as elsewhere: it only ever becomes true, in any thread.
                 self._has_answered = True
                 return found
 
-    def _is_ours(self, key: str, data: Sequence[Buffer] | Buffer, began_s: float) -> bool:
-        """Whether the object that stands in the way has our bytes; asked within the deadline of the put.
-
-        Raises:
-            UnknownOutcomeError: It cannot be read, so nobody knows.
-        """
-
-        def read() -> bytes:
-            return self._again(lambda: self._inner.get(key), began_s)
-
-        return _reads_as(read, key, data)
-
-    def _next_delay_s(self, tries: int, began_s: float) -> float | None:
-        """Seconds to wait before another try, or None for giving up."""
+    def _wait(self, failed: int, began_s: float) -> bool:
+        """Wait after so many failed tries; False for giving up."""
         policy = self._policy
-        delay_s = plan_delay_s(policy, tries, self._rng.random())
-        passed_s = self._clock.monotonic_s() - began_s
-        late = passed_s + delay_s > self._deadline_s()
-        return None if tries >= policy.tries_max or late else delay_s
-
-    def _deadline_s(self) -> float:
-        policy = self._policy
-        return policy.deadline_s if self._has_answered else policy.first_contact_s
-
-    def _wait(self, delay_s: float) -> bool:
-        """Wait; whether to go on."""
+        delay_s = plan_delay_s(policy, failed, self._rng.random())
+        deadline_s = policy.deadline_s if self._has_answered else policy.first_contact_s
+        late = self._clock.monotonic_s() - began_s + delay_s > deadline_s
+        if failed >= policy.tries_max or late:
+            return False
         if self._stop.is_set() or self._clock.wait(self._stop, delay_s):
             return False
         self._on_retry()
@@ -382,22 +381,11 @@ class _Tries:
         if not error.retriable:
             return False
         self._failed += 1
-        delay_s = self._owner._next_delay_s(self._failed, self.began_s)  # noqa: SLF001 (the same)
-        return delay_s is not None and self._owner._wait(delay_s)  # noqa: SLF001 (the same)
-
-
-def _give_up(error: BackendError, key: str, *, unknown: bool) -> NoReturn:
-    """Raise what a put ends with."""
-    if unknown and not isinstance(error, UnknownOutcomeError):
-        raise UnknownOutcomeError(
-            f"an earlier try may have written {key!r}; last: {error}"
-        ) from error
-    raise error
+        return self._owner._wait(self._failed, self.began_s)  # noqa: SLF001 (the same)
 
 
 # -- counting --------------------------------------------------------------------------------------
 
-Kind = Literal["put", "get", "head", "list", "delete", "compare_and_set"]
 PAGE_KEYS = 1000
 _GIB = 1 << 30
 
@@ -468,20 +456,7 @@ class MeterSnapshot:
         return self.kinds.get(kind, KindCount()).requests
 
 
-class _Counter:
-    """A ``KindCount`` that grows; guarded by the meter's lock."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.errors: defaultdict[str, int] = defaultdict(int)
-        self.bytes_up = 0
-        self.bytes_down = 0
-
-    def frozen(self) -> KindCount:
-        return KindCount(self.requests, dict(self.errors), self.bytes_up, self.bytes_down)
-
-
-class MeteredStore(WrappingStore):
+class MeteredStore(AroundStore):
     """A store that counts. Safe to use from any number of threads.
 
     Requests are counted as S3 bills them: one per call, one per range of ``get_ranges``, and one per
@@ -491,12 +466,11 @@ class MeteredStore(WrappingStore):
     """
 
     def __init__(self, inner: ObjectStore, prices: Prices | None = None) -> None:
-        """Wrap a store; counting begins at 0."""
         super().__init__(inner)
         self._pid = os.getpid()
         self._prices = prices or Prices()
         self._lock = threading.Lock()
-        self._counters: defaultdict[Kind, _Counter] = defaultdict(_Counter)
+        self._counts: dict[Kind, KindCount] = {}
         self._retries = 0
 
     def count_retry(self) -> None:
@@ -508,75 +482,50 @@ class MeteredStore(WrappingStore):
         """The counts so far, consistent among each other."""
         # All under one lock: a request must not be missing where its bytes are counted.
         with self._lock:
-            kinds = {kind: counter.frozen() for kind, counter in self._counters.items()}
-            return MeterSnapshot(kinds, self._prices, self._retries)
+            return MeterSnapshot(dict(self._counts), self._prices, self._retries)
 
-    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        with self._counted("put", up=size_bytes(data)):
-            self._inner.put_if_absent(key, data)
-
-    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        with self._counted("get"):
-            data = self._inner.get(key, byte_range)
-        self._add("get", down=len(data))
-        return data
-
-    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        with self._counted("get"):
-            get_into(self._inner, key, byte_range, target)
-        self._add("get", down=len(target))
-
-    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        with self._counted("get", requests=len(byte_ranges)):
-            ranges = self._inner.get_ranges(key, byte_ranges)
-        self._add("get", down=sum(map(len, ranges)))
-        return ranges
-
-    def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        with self._counted("get"):
-            data, version = self._inner.get_versioned(key)
-        self._add("get", down=len(data))
-        return data, version
-
-    def head(self, key: str) -> ObjectInfo:
-        with self._counted("head"):
-            return self._inner.head(key)
+    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+        with self._counted(asked):
+            found = call()
+        if asked.kind == "get":
+            self._add("get", down=_size_down(found))
+        return found
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        with self._counted("list"):
+        with self._counted(Asked("list")):
             for number, found in enumerate(self._inner.list(prefix, start_after=start_after)):
                 if number and number % PAGE_KEYS == 0:
                     self._add("list", requests=1)
                 yield found
 
-    def delete(self, key: str) -> None:
-        with self._counted("delete"):
-            self._inner.delete(key)
-
-    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        with self._counted("compare_and_set", up=size_bytes(data)):
-            return self._inner.compare_and_set(key, data, expected)
-
     @contextmanager
-    def _counted(self, kind: Kind, *, requests: int = 1, up: int = 0) -> Iterator[None]:
-        require_same_process(
-            self._pid, self.url
-        )  # before the lock: its holder may be a thread of that one
+    def _counted(self, asked: Asked) -> Iterator[None]:
+        # Before the lock: its holder may be a thread of that process.
+        require_same_process(self._pid, self.url)
         # Before it is made: a store bills what it refuses, and what nobody waits for any more.
-        self._add(kind, requests=requests, up=up)
+        self._add(asked.kind, requests=asked.requests, up=asked.up)
         try:
             yield
         except BackendError as error:
-            self._add_error(kind, error)
+            self._add(asked.kind, error=type(error).__name__)
             raise
 
-    def _add_error(self, kind: Kind, error: BackendError) -> None:
+    def _add(
+        self, kind: Kind, *, requests: int = 0, up: int = 0, down: int = 0, error: str = ""
+    ) -> None:
         with self._lock:
-            self._counters[kind].errors[type(error).__name__] += 1
+            so_far = self._counts.get(kind, KindCount())
+            errors = so_far.errors
+            if error:
+                errors = {**errors, error: errors.get(error, 0) + 1}
+            self._counts[kind] = KindCount(
+                so_far.requests + requests, errors, so_far.bytes_up + up, so_far.bytes_down + down
+            )
 
-    def _add(self, kind: Kind, *, requests: int = 0, up: int = 0, down: int = 0) -> None:
-        with self._lock:
-            counter = self._counters[kind]
-            counter.requests += requests
-            counter.bytes_up += up
-            counter.bytes_down += down
+
+def _size_down(found: object) -> int:
+    """Bytes in the answer to a GET, whichever method made it."""
+    if isinstance(found, list):
+        return sum(map(len, found))
+    data = found[0] if isinstance(found, tuple) else found
+    return len(data) if isinstance(data, bytes | memoryview) else 0

@@ -51,12 +51,7 @@ class Memory:
     """Memory that ranges are read into, lent and truncated."""
 
     def __init__(self, size_bytes: int, free_bytes_max: int) -> None:
-        """Have nothing yet.
-
-        Args:
-            size_bytes: Of the range; addresses only, until they are lent.
-            free_bytes_max: What is kept though nobody uses it.
-        """
+        """Have nothing yet but addresses; ``free_bytes_max`` are kept though nobody uses them."""
         self._steps = max(size_bytes // STEP_BYTES, 1)
         self._free_max = free_bytes_max // STEP_BYTES
         self._arena: mmap.mmap | None = None

@@ -142,15 +142,14 @@ class Loader:
         receive: Callable[[Fetch, list[memoryview]], Thing | None],
         end: Callable[[Fetch, BaseException | None], None],
     ) -> None:
-        """Ask for nothing yet.
+        """Ask for nothing yet. ``receive`` makes something of the bytes of each range of a fetch; ``end`` hears of its end.
 
-        Args:
-            receive: Makes something of the bytes of each range of a fetch, which are checked. Of a multi-section read, which
-                nobody has checked: all at once, or none where the bundle is shorter. Called once, without a lock, in the
-                thread that brings the last of the bytes.
-            end: Told that a fetch has ended; called once, just before its future ends. Before, since a reader that waits
-                for the future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of
-                the future would also keep the fetch: what has been read would stay in memory until the collector comes.)
+        ``receive`` gets checked bytes; of a multi-section read, which nobody has checked, all at once, or none where the
+        bundle is shorter. It is called once, without a lock, in the thread that brings the last of the bytes.
+
+        ``end`` is called once, just before the fetch's future ends, since a reader that waits for the future runs as soon
+        as it has ended, and would only wait for this thread's locks. (A callback of the future would also keep the fetch:
+        what has been read would stay in memory until the collector comes.)
         """
         self._store = store
         self._receive, self._end = receive, end
@@ -394,9 +393,8 @@ class Stock:
     ) -> None:
         """Begin with nothing.
 
-        Args:
-            go_on: Called with the lock held when a part's index has come for a reader who is not waiting for it: what
-                to read ahead now.
+        ``go_on`` is called with the lock held when a part's index has come for a reader who is not waiting for it: what to
+        read ahead now.
         """
         self._loader = Loader(
             reader.store,
@@ -484,9 +482,7 @@ class Stock:
     ) -> list[Fetch]:
         """Plan what a reader needs next, and reserve room for as much of it as fits; then ``begin`` the fetches.
 
-        Args:
-            view: What it reads. (Another read of this stream may have gone on to a newer one.)
-            urgent: It waits for the first of it.
+        Another read of this stream may have gone on to a newer view. ``urgent``: it waits for the first of it.
         """
         # Read-ahead comes in small bits, and would take each bit of room that comes free before a reader that waits for a
         # large one.

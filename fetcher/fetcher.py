@@ -95,11 +95,9 @@ class TieredMessageFetcher:
         clock: Clock,
         settings: FetchSettings | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Read nothing yet; reads without a cursor see what any user of ``reader`` has had it refresh.
 
-        Args:
-            reader: The tier. Reads without a cursor see what any of its users has had it refresh.
-            executor: For requests; with as many threads as may be under way at once.
+        ``executor`` makes requests, with as many threads as may be under way at once.
         """
         self.settings = settings or FetchSettings()
         self.tier = reader
@@ -144,29 +142,19 @@ class TieredMessageFetcher:
         until: QueueOffset | None = None,
         refresh: Callable[[], object] | None = None,
     ) -> TierBatch | Gap | None:
-        """The next records of a queue from ``start`` on, at least one however large it is.
+        """The next records of a queue from ``start`` (or its minimum) on; or the gap that it lies in, or None at the end.
 
-        Args:
-            group: Who reads; its window is its own, what is cached is everybody's.
-            start: First queue offset wanted; below the minimum, reading begins at the minimum.
-            bytes_max: Bytes of records at most, but for the first. A batch ends where a request ended, so it may be smaller.
-            count_max: Items at most (> 0).
-            timeout_s: Give up after so long; default: the settings'.
-            cursor: The history to read; default: the present one.
-            until: The reader will read everything before this queue offset and nothing behind: the one is read ahead at
-                once, as far as memory allows, and the other not at all. Default: nobody knows, so that read-ahead begins
-                small and grows with what is read.
-            refresh: Has the journal replayed when an object is gone, and keeps to the deadline. Default: it is replayed
-                whatever time that takes.
+        One record at least, else within ``bytes_max`` and ``count_max`` (> 0); a batch ends where a request ended, so it
+        may be smaller. ``group`` has a window of its own; what is cached is everybody's. ``cursor``: the history to read;
+        default: the present one.
 
-        Returns:
-            A batch; the gap that ``start`` lies in; or None at the end.
+        ``until``: the reader will read everything before this queue offset and nothing behind: the one is read ahead at
+        once, as far as memory allows, and the other not at all. Default: nobody knows, so that read-ahead begins small and
+        grows with what is read. ``refresh`` has the journal replayed when an object is gone, and keeps to the deadline; by
+        default it is replayed whatever time that takes.
 
-        Raises:
-            InvalidError: The tier has no such queue.
-            ExpiredError: They have expired since the journal (or the cursor) was looked at.
-            DataError: The bytes are damaged; nothing of them is returned.
-            StoreUnavailableError: They did not come in time. The same read may be tried again.
+        ExpiredError: they have expired since the journal (or the cursor) was looked at. DataError: the bytes are damaged;
+        nothing of them is returned. StoreUnavailableError: they did not come in time, and the same read may be tried again.
         """
         name = (group, queue, None if cursor is None else cursor.history)
         now_s = self._clock.monotonic_s()
@@ -326,11 +314,7 @@ class TieredMessageFetcher:
         return self._wait_for(replace(read, window=1))
 
     def _wait_for(self, read: WaitingRead) -> Run:
-        """The run that holds where a read begins: from memory, from what is on its way, or asked for.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-        """
+        """The run that holds where a read begins: from memory, from what is on its way, or asked for."""
         try:
             while (run := self._try(read)) is None:
                 pass
@@ -405,7 +389,6 @@ class TieredMessageFetcher:
         return stream
 
     def _share(self) -> int:
-        """Of half the cache, for each reader."""
         return self.settings.cache_bytes // (2 * max(len(self._readers), 1))
 
     def _ahead(self, stream: Stream, now_s: float) -> Sequence[Fetch]:
@@ -525,8 +508,7 @@ class TieredMessageFetcher:
     def tick(self) -> float | None:
         """Do what is due: expiry, hedges, deadlines, traffic limits. Called by a ``Ticker``; never blocks.
 
-        Returns:
-            In how many seconds it wants to be called again; None: not before the next read.
+        In how many seconds it wants to be called again; None: not before the next read.
         """
         self._forget_gone()
         now_s = self._clock.monotonic_s()

@@ -124,15 +124,9 @@ class FetchSettings:
     def of_memory(cls, memory_bytes: int, transfers: TransferLimits | None = None) -> FetchSettings:
         """Settings with which all that a tier keeps fits into so much memory: with little of it all chunks are small.
 
-        However little it is, each read gets on: what one needs is made room for, by dropping what others have read ahead.
-
-        Args:
-            memory_bytes: For what is cached, read ahead, on its way or kept free, block tables, and filters of the key
-                index; but for one record, one index of a part, or one filter that is larger, while it is read.
-            transfers: Bounds of what goes over the wire; what may be under way is cut to the memory.
-
-        Raises:
-            InvalidError: It is less than 1 MiB.
+        That is what is cached, read ahead, on its way or kept free, block tables, and filters of the key index; but for one
+        record, one index of a part, or one filter that is larger, while it is read. However little it is, each read gets
+        on: what one needs is made room for, by dropping what others have read ahead. InvalidError: it is less than 1 MiB.
         """
         if memory_bytes < MEMORY_BYTES_MIN:
             raise InvalidError(

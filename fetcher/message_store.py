@@ -108,16 +108,7 @@ class TieredMessageStore:
         local_keys: KeyLookup | None = None,
         tier_keys: KeyLookup | None = None,
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            local: The broker's store; None: there is none here.
-            tier: None: there is none.
-            clock: For deadlines.
-            settings: Limits.
-            local_keys: Finds messages by key in the broker's store.
-            tier_keys: Finds messages by key in the tier.
-        """
+        """Read nothing yet; a side that is None is not there."""
         self.local = local  # the broker's store, if there is one here
         self.tier = tier  # the tier, if there is one
         self._clock = clock
@@ -142,24 +133,10 @@ class TieredMessageStore:
         timeout_s: float | None = None,
         policy: Policy | None = None,
     ) -> GetResult:
-        """Read messages from a queue offset on.
+        """Read messages from a queue offset on, as soon as there is one; ``TRY_AGAIN`` after ``timeout_s``.
 
-        It returns as soon as there is one, or when nothing matched in what one read may look at.
-
-        Args:
-            group: Who reads: its read-ahead is its own.
-            topic: Of the queue.
-            queue_id: Likewise.
-            offset: First queue offset wanted.
-            max_count: Messages at most (> 0).
-            max_bytes: Bytes of their records at most, but for the first.
-            filter: Which messages; None: all.
-            timeout_s: Give up after so long; the outcome is then ``TRY_AGAIN``.
-            policy: For this request.
-
-        Raises:
-            InvalidError: A limit is not positive, or this process was forked off the one that made this.
-            ClosedError: A side has been closed.
+        It returns, too, when nothing matched in what one read may look at. ``max_count`` messages (> 0), ``max_bytes`` of
+        their records but for the first. ``group``: its read-ahead is its own.
         """
         self._require_same_process()
         limits = self.settings.scan
@@ -188,13 +165,7 @@ class TieredMessageStore:
         *,
         timeout_s: float | None = None,
     ) -> GetResult:
-        """The message that ``offset_by_time`` names.
-
-        Raises:
-            InvalidError: Neither side has the queue.
-            StoreUnavailableError: It cannot be found now; try again.
-            DataError: What has to be read to find it is damaged.
-        """
+        """The message that ``offset_by_time`` names."""
         found = self.offset_by_time(topic, queue_id, time_ms, boundary, timeout_s=timeout_s)
         return self.message_at(topic, queue_id, found, timeout_s=timeout_s)
 
@@ -228,10 +199,8 @@ class TieredMessageStore:
     ) -> QueueOffset:
         """A queue offset by store time: what ``Boundary`` says. See ``fetcher.message_store``.
 
-        Raises:
-            InvalidError: Neither side has the queue.
-            StoreUnavailableError: The tier has to be asked, and did not answer; try again.
-            DataError: What has to be read is damaged.
+        InvalidError: neither side has the queue. StoreUnavailableError: the tier has to be asked, and did not answer; try
+        again.
         """
         policy = self.settings.policy if policy is None else policy
         queue, deadline_s = MessageQueue(topic, queue_id), self.deadline_s(timeout_s)
@@ -304,11 +273,8 @@ class TieredMessageStore:
     ) -> Both:
         """Where a queue's messages are; a local store that seems behind the tier is looked at anew.
 
-        Args:
-            queue: Which.
-            policy: For which request.
-            is_held: Hold the tier's last message against the broker's also where the broker has as much. It costs a
-                small local read, so this is for who is about to use what the tier has above the local minimum.
+        ``is_held``: hold the tier's last message against the broker's also where the broker has as much. It costs a small
+        local read, so this is for who is about to use what the tier has above the local minimum.
         """
         self._require_same_process()
         policy = self.settings.policy if policy is None else policy
@@ -389,13 +355,10 @@ class LocalSide:
         bounds: Callable[[MessageQueue], QueueBounds | None] | None = None,
         is_in_memory: Callable[[MessageQueue, int, int], bool] | None = None,
     ) -> None:
-        """Ask nothing yet.
+        """Ask nothing yet; who owns the store closes it. ``bounds``: of one queue, without listing all.
 
-        Args:
-            store: Whose owner closes it.
-            bounds: Of one queue, if the store can tell that without listing all.
-            is_in_memory: Whether reading so many messages from a queue offset on needs no disk; without it everything is
-                taken to be in memory, and ``NOT_IN_MEM`` is ``NOT_IN_DISK``.
+        ``is_in_memory``: whether reading so many messages from a queue offset on needs no disk; without it everything is
+        taken to be in memory, and ``NOT_IN_MEM`` is ``NOT_IN_DISK``.
         """
         self._store = store
         self._bounds = bounds
@@ -464,7 +427,6 @@ class LocalSide:
         return QueueOffset(low), False
 
     def _last_message(self, queue: MessageQueue, start: int, end: int) -> QueueOffset | None:
-        """The last message in queue offsets ``[start, end)``."""
         last = None
         while start < end:
             batch = self.read(queue, QueueOffset(start), _NEAR_BYTES, end - start)
@@ -487,13 +449,9 @@ class TierSide:
         executor: Executor,
         clock: Clock,
     ) -> None:
-        """Ask nothing yet.
+        """Ask nothing yet; ``reader`` is the fetcher's.
 
-        Args:
-            reader: The one that the fetcher has.
-            fetcher: Reads messages.
-            executor: Looks at the journal; one thread is enough, and it must not be the fetcher's.
-            clock: For deadlines.
+        ``executor`` looks at the journal; one thread is enough, and it must not be the fetcher's.
         """
         self._reader = reader
         self._store, self._prefix = reader.store, reader.prefix
@@ -526,13 +484,7 @@ class TierSide:
         return None
 
     def refresh(self, deadline_s: float) -> None:
-        """See what is new in the journal.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-            BackendError: It cannot be read.
-            ClosedError: The executor has been shut down.
-        """
+        """See what is new in the journal; StoreUnavailableError: not before the deadline."""
         run_by(deadline_s, self._clock, self._executor, self._fetcher.refresh, self._prefix)
 
     def read(  # noqa: PLR0917 (one caller)
@@ -563,13 +515,7 @@ class TierSide:
         high: int,
         deadline_s: float,
     ) -> QueueOffset:
-        """A queue offset by store time among messages below ``high``; that if all there are earlier.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-            DataError: What has to be read is damaged.
-            BackendError: It cannot be read.
-        """
+        """A queue offset by store time among messages below ``high``; that if all there are earlier."""
 
         def find(place: HistoryPlace) -> QueueOffset | None:
             name = ("offset by time", queue)
@@ -810,13 +756,7 @@ class TimeLookup:
     deadline_s: float  # monotonic
 
     def find(self) -> QueueOffset:
-        """Search.
-
-        Raises:
-            InvalidError: Neither side has the queue.
-            StoreUnavailableError: The tier has to be asked, and did not answer.
-            DataError: What has to be read is damaged.
-        """
+        """Search; errors as of ``TieredMessageStore.offset_by_time``."""
         seen: tuple[QueueOffset, int] | None = None
         local, tier = self.store.local, self.store.tier
         while True:

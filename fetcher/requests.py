@@ -54,14 +54,7 @@ class Asked(Future[Data]):
     def __init__(
         self, cancel: Callable[[Asked], bool], stream: Hashable, key: str, wanted: ByteRange
     ) -> None:
-        """Make one.
-
-        Args:
-            cancel: Decides whether it can still be cancelled, and if so ends it.
-            stream: Who takes turns with the others.
-            key: Of the object.
-            wanted: What of it.
-        """
+        """``cancel`` decides whether it can still be cancelled, and if so ends it; ``stream`` takes turns with others."""
         super().__init__()
         self._cancel = cancel
         self.stream, self.key, self.wanted = stream, key, wanted
@@ -172,11 +165,7 @@ class FairQueue(Generic[T]):
         return len(self._streams)
 
     def push(self, stream: Hashable, item: T, cost: int) -> None:
-        """Add an item behind the others of its stream.
-
-        Args:
-            cost: What ``stream`` pays when it is taken, usually bytes; at least 1.
-        """
+        """Add an item behind the others of its stream, which pays ``cost`` (at least 1, usually bytes) when it is taken."""
         found = self._streams.get(stream)
         if found is None:
             found = self._streams[stream] = _Stream(stream, self._tag)
@@ -198,11 +187,7 @@ class FairQueue(Generic[T]):
         return None
 
     def take(self, stream: Hashable, item: T, *, extra_cost: int = 0) -> None:
-        """Remove an item, ``head`` or another; its stream pays for it (and ``extra_cost`` with it).
-
-        Raises:
-            KeyError: It is not here.
-        """
+        """Remove an item, ``head`` or another; its stream pays for it (and ``extra_cost`` with it)."""
         found = self._streams[stream]
         cost = found.items.pop(item)
         self._count -= 1
@@ -211,11 +196,7 @@ class FairQueue(Generic[T]):
         found.tag += cost + extra_cost
 
     def remove(self, stream: Hashable, item: T) -> None:
-        """Remove an item that is not wanted any more; nobody pays.
-
-        Raises:
-            KeyError: It is not here.
-        """
+        """Remove an item that is not wanted any more; nobody pays."""
         del self._streams[stream].items[item]
         self._count -= 1
 
@@ -243,17 +224,11 @@ class Merge(NamedTuple):
 def plan_merge(
     places: Sequence[tuple[int, int, object, object]], at: int, *, gap_bytes: int, bytes_max: int
 ) -> Merge:
-    """Which neighbours of ``places[at]`` are asked for with it.
+    """Which neighbours of ``places[at]``, a range that is to be asked for in any case, are asked for with it.
 
-    Args:
-        places: (start, end, ...) of ranges of one object, ordered by start; they may overlap.
-        at: The one that is to be asked for in any case.
-        gap_bytes: Most unwanted bytes between two neighbours. In all there are never more than wanted ones: at most half
-            of what is read is read in vain.
-        bytes_max: Most bytes of the whole, unless the one alone is larger.
-
-    Returns:
-        The row, behind first and then before, until a gap or the size ends it.
+    ``places``: (start, end, ...) of ranges of one object, ordered by start; they may overlap. The row goes behind first and
+    then before, until a gap of unwanted bytes or the size ends it (unless the one alone is larger). In all there are never
+    more unwanted bytes than wanted ones: at most half of what is read is read in vain.
     """
     start, end = places[at][:2]
     low, high = at, at + 1
@@ -310,10 +285,8 @@ class RangeQueue:
     def take(self, chunk: Range, bytes_max: int) -> tuple[list[Range], int, int]:
         """Remove the chunk whose turn it is, and the neighbours that one request of ``bytes_max`` bytes brings too.
 
-        Each chunk is paid for by its own stream; what lies between them by the stream whose turn it is.
-
-        Returns:
-            The chunks, and the range ``[start, end)``.
+        Their range comes with them. Each chunk is paid for by its own stream; what lies between them by the stream whose
+        turn it is.
         """
         if chunk.is_alone:
             self._queue.take(chunk.stream, chunk)
@@ -355,16 +328,13 @@ class Arrivals(Generic[T]):
     """
 
     def __init__(self, workers_max: int) -> None:
-        """Begin with nothing, and so many workers at most."""
         self._free = workers_max
         self._waiting: list[tuple[int, Callable[[], bool], T]] = []
 
     def come(self, thing: T, number: int, is_urgent: Callable[[], bool]) -> bool:
         """Add a thing; whether the caller is to work: on what ``next`` gives, until that is nothing.
 
-        Args:
-            number: Its place in the order of asking.
-            is_urgent: Whether somebody waits for it by now.
+        ``number``: its place in the order of asking.
         """
         self._waiting.append((number, is_urgent, thing))
         is_free = self._free > 0
@@ -395,7 +365,6 @@ class Wishes:
     """
 
     def __init__(self, limits: TransferLimits, counts: Counter[str]) -> None:
-        """Begin with none; counted in ``counts``."""
         self._limits = limits
         self._counts = counts
         # Those that may be joined, among them all that somebody waits for.
@@ -410,10 +379,9 @@ class Wishes:
         return len(self._urgent) + len(self._ahead)
 
     def add(self, asked: Asked, *, urgent: bool) -> Range:
-        """Take up a wish: it joins an equal chunk, or a new one begins to wait.
+        """Take up a wish: it joins an equal chunk, or a new one waits.
 
-        Raises:
-            BusyError: The queue is full; nothing has changed.
+        BusyError: the queue is full, nothing has changed.
         """
         chunk = self._chunks.get((asked.key, asked.wanted.start, asked.wanted.end))
         if chunk is None:

@@ -80,11 +80,7 @@ class PartLayout:
 
     @classmethod
     def of(cls, part: Part, items: PartItems, block_bytes: int) -> PartLayout:
-        """Lay a part out.
-
-        Raises:
-            DataError: Its items are not in the order of their records.
-        """
+        """Lay a part out; DataError: its items are not in the order of their records."""
         begins, starts = _starts(part, items)
         low, blocks = int(part.log_offset), block_count(part, block_bytes)
         if blocks == 1:
@@ -204,12 +200,9 @@ class Run:
         return [(self.batch.records.queue, self.batch.log_offset)]
 
     def cut(self, start: QueueOffset, *, bytes_max: int, count_max: int) -> TierBatch:
-        """Items from ``start`` on, at least one however large it is.
+        """Items from ``start``, in ``[base, end)``, on: at least one, else at most so many.
 
-        Args:
-            start: In ``[base, end)``.
-            bytes_max: Bytes of records at most, but for the first; an inner batch is not divided by it.
-            count_max: Items at most (> 0).
+        An inner batch is not divided by ``bytes_max``.
         """
         first = start - self.base
         low = self.starts[first]
@@ -299,7 +292,6 @@ class MultiSectionRead:
     keys: Sequence[Key]  # under which each is found
 
     def __len__(self) -> int:
-        """Number of sections."""
         return len(self.keys)
 
     @property
@@ -355,11 +347,7 @@ class MultiSectionRun:
     def __init__(
         self, read: MultiSectionRead, data: memoryview, lows: Sequence[int], found: PartColumns
     ) -> None:
-        """Put what was decoded in its place.
-
-        Args:
-            lows: Position of each one's records in it.
-        """
+        """Put what was decoded in its place; ``lows``: position of each one's records in it."""
         self.read, self.unread, self.size_bytes = read, len(read), read.size_bytes
         self._data, self._found = data.toreadonly(), found
         rows = read.rows
@@ -422,13 +410,9 @@ class MultiSectionRun:
 def decode_together(
     read: MultiSectionRead, data: memoryview, where: str
 ) -> list[tuple[Run | MultiSectionRun, Sequence[Key]]]:
-    """What came of sections that were read with one request.
+    """What came of sections that were read with one request: things, and the keys of the sections that each has.
 
-    Args:
-        where: Prefix of the broker, for messages.
-
-    Returns:
-        Things, and the keys of the sections that each has; without those that fail their check, or are damaged.
+    Without those that fail their check, or are damaged.
     """
     rows = read.rows
     lows = (rows["start"] - read.start).tolist()
@@ -540,11 +524,9 @@ class ByteCache(Generic[V]):
         return ahead <= self.bytes_max // 2 and self.reserve(size_bytes)[0]
 
     def reserve(self, size_bytes: int) -> tuple[bool, list[Cached[V]]]:
-        """Make room for what will be put, if that can be done.
+        """Make room for what will be put; whether there is, and what was dropped unread to make it.
 
-        Returns:
-            Whether there is room, and what was dropped unread to make it. A thing that is larger than the budget gets room
-            when nothing else is there or on its way.
+        A thing that is larger than the budget gets room when nothing else is there or on its way.
         """
         room = max(self.bytes_max - size_bytes, 0)
         if self.reserved_bytes > room:

@@ -113,14 +113,7 @@ def is_shorter(local: QueueBounds | None, tier: QueueBounds | None) -> bool:
 def plan_sides(
     policy: Policy, both: Both, offset: int, is_in_memory: Callable[[], bool]
 ) -> tuple[Side, ...]:
-    """Where to read a queue offset.
-
-    Args:
-        is_in_memory: Whether the broker's store has it in memory; asked only if that decides.
-
-    Returns:
-        Sides to try, in order; empty when none has it.
-    """
+    """Sides to try for a queue offset, in order; ``is_in_memory`` is asked only if that decides."""
     sides = tuple(side for side in Side if both.has(side, offset))
     if len(sides) < len(Side):
         return sides
@@ -202,14 +195,7 @@ class GetResult:
 def judge_offset(
     start: QueueOffset, bounds: QueueBounds | None
 ) -> tuple[GetStatus, QueueOffset] | None:
-    """What is to be said of an offset before anything is read.
-
-    Args:
-        bounds: Of the queue; None: there is none.
-
-    Returns:
-        Status and where to go on; None: it is inside.
-    """
+    """Status of an offset before anything is read, and where to go on; None: it is inside."""
     if bounds is None:
         return GetStatus.NO_MATCHED_LOGIC_QUEUE, start
     if bounds.end <= 0:
@@ -270,7 +256,6 @@ class Scan:
     """
 
     def __init__(self, start: QueueOffset, limits: ScanLimits, wanted: Filter | None) -> None:
-        """Begin with nothing."""
         # Where to go on: behind the last message taken when it is enough, else behind the last looked at.
         self.at = start
         self.chunks: list[Taken] = []  # what was taken
@@ -313,8 +298,7 @@ class Scan:
     def take(self, batch: RecordBatch, side: Side) -> None:
         """Look at a batch that begins at ``at``.
 
-        Raises:
-            DataError: The first record is damaged, and the filter has to look into it.
+        DataError: its first record is damaged, and the filter has to look into it.
         """
         assert batch.base_offset == self.at
         if not self._take_whole(batch, side):
@@ -472,15 +456,7 @@ class KeyLookup(Protocol):
     def __call__(
         self, wanted: KeyQuery, deadline_s: float, tier_end: Callable[[MessageQueue], int], /
     ) -> KeyAnswer:
-        """Look.
-
-        Args:
-            deadline_s: Until which moment of the monotonic clock.
-            tier_end: Up to which queue offset of a queue the tier is asked: the local side need look no further down.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-        """
+        """Look; up to ``tier_end`` of a queue the tier is asked, and the local side need look no further down."""
         ...
 
 

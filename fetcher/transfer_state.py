@@ -53,12 +53,7 @@ class TokenBucket:
     """
 
     def __init__(self, rate: float | None, now_s: float) -> None:
-        """Begin full.
-
-        Args:
-            rate: Units a second, above 0; None: no limit.
-            now_s: Monotonic seconds.
-        """
+        """Begin full; ``rate``: units a second, above 0; None: no limit."""
         if rate is not None and not rate > 0:
             raise ValueError(f"a rate must be above 0: {rate}")
         self._rate = rate
@@ -165,7 +160,7 @@ class HedgeBudget:
     """At most ``share`` hedges for each request that is not one, at every moment since the start."""
 
     def __init__(self, share: float) -> None:
-        """Begin with nothing; ``share`` is at least 0, and 0.05 allows one in twenty."""
+        """``share`` is at least 0, and 0.05 allows one in twenty."""
         self._share = share
         self._saved = 0.0
 
@@ -235,11 +230,7 @@ class TransferState:
         )
 
     def take_up(self, asked: Asked, now_s: float, *, urgent: bool) -> None:
-        """Take up a wish; it waits for ``send``.
-
-        Raises:
-            BusyError: The queue is full; nothing has changed.
-        """
+        """Take up a wish; it waits for ``send``. BusyError: the queue is full; nothing has changed."""
         chunk = self.wishes.add(asked, urgent=urgent)
         if chunk.request is not None and urgent:
             self._hurry_hedge(chunk, now_s)
@@ -372,7 +363,6 @@ class TransferState:
         return max(self._byte_tokens.ready_in_s(now_s), self._request_tokens.ready_in_s(now_s))
 
     def _tokens_s(self, now_s: float) -> float | None:
-        """When tokens are there, if something waits for them."""
         if self.is_closed or not (self.wishes.pending or self._has_overdue):
             return None
         wait_s = self._tokens_in_s(now_s)
@@ -434,7 +424,6 @@ class TransferState:
         )
 
     def _promise(self, moment_s: float) -> None:
-        """Something is due at ``moment_s``."""
         if self._promised_s is None or moment_s < self._promised_s:
             self._promised_s = moment_s
             self._effects.is_sooner = True
@@ -474,7 +463,6 @@ class TransferState:
         self.counts["lost_bytes"] += max(0, len(data) - wanted_bytes)
 
     def _done(self, request: Request) -> list[Range]:
-        """End a request; its chunks."""
         request.is_done = True
         self._running.pop(request, None)
         chunks, request.chunks = request.chunks, []

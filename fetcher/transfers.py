@@ -92,13 +92,10 @@ class Transfers:
     ) -> None:
         """Use what stays the caller's: nothing of it is closed here.
 
-        Args:
-            store: Where the objects are; with its own deadline for each call.
-            executor: Makes the calls, in threads; one for each slot is best. Shut down after ``close`` only.
-            limits: See ``TransferLimits``.
-            wake: Called, outside of locks, when ``tick`` ought to be called sooner than it said. Without it, call
-                ``tick`` at least every ``hedge_floor_s``.
-            memory: Into which large ranges are read, where the store can.
+        ``store`` has a deadline of its own for each call. ``executor`` makes the calls; a thread for each slot is best; it
+        is shut down after ``close`` only. ``wake`` is called, outside of locks, when ``tick`` ought to be called sooner
+        than it said; without it, call ``tick`` at least every ``hedge_floor_s``. Large ranges are read into ``memory``,
+        where the store can.
         """
         self._store = store
         self._executor = executor
@@ -113,18 +110,11 @@ class Transfers:
     def ask_all(
         self, wanted: Sequence[tuple[Hashable, str, ByteRange]], *, urgent: bool
     ) -> list[Future[Data]]:
-        """Want ranges. Equal wishes share a request, and so do neighbours of one object; what is small and quick, a thread.
+        """Want ranges: for each a future with exactly these bytes, in order. ``cancel`` works until it ends.
 
-        Args:
-            wanted: Who takes turns with the others (such as a (group, queue)), key, and range, of each.
-            urgent: Somebody waits for them now; False: they are read ahead.
-
-        Returns:
-            For each, in order, a future with exactly these bytes. ``cancel`` works until it ends.
-
-        Raises:
-            BusyError: Too much is waiting; none of them is asked for.
-            ClosedError: After ``close``.
+        Equal wishes share a request, and so do neighbours of one object; what is small and quick, a thread. Of each it is
+        said who takes turns with the others (such as a (group, queue)). ``urgent``: somebody waits for them now; else they
+        are read ahead. BusyError: too much is waiting; none of them is asked for.
         """
         asked = [Asked(self._cancel, *one) for one in wanted]
         refusal: BusyError | None = None
@@ -161,8 +151,7 @@ class Transfers:
     def tick(self) -> float | None:
         """Do what is due: hedges, what waited for tokens. Never blocks.
 
-        Returns:
-            Seconds until it wants to be called again; None: there is nothing to come.
+        Seconds until it wants to be called again; None: there is nothing to come.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -199,8 +188,7 @@ class Transfers:
     def close(self, limit_s: float = 10.0) -> None:
         """Refuse new wishes, cancel those not sent, and wait for the others.
 
-        Args:
-            limit_s: Wait at most so many seconds; what has not ended then is cancelled, and its call runs out alone.
+        What has not ended after ``limit_s`` is cancelled, and its call runs out alone.
         """
         self._change(lambda state, _: state.close())
         # For slots, not for futures: a hedge that lost has nobody who waits for it, and still a thread that uses the store.
@@ -287,7 +275,6 @@ class AskingStore(WrappingStore):
         clock: Clock,
         deadline_s: float,
     ) -> None:
-        """Ask for nothing yet."""
         super().__init__(store)
         self._transfers = transfers
         self._stream = stream
@@ -295,30 +282,17 @@ class AskingStore(WrappingStore):
         self._deadline_s = deadline_s
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-        """
+        """StoreUnavailableError: not before the deadline."""
         if byte_range is None:
             return super().get(key)
         return bytes(self.ask(key, [byte_range])[0])
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
-        """See ``ObjectStore``.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-        """
+        """As ``get``."""
         return [bytes(data) for data in self.ask(key, byte_ranges)]
 
     def ask(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[Data]:
-        """As ``get_ranges``, without a copy.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-            ClosedError: The transfers are closed, or were closed meanwhile.
-        """
+        """As ``get_ranges``, without a copy. ClosedError: the transfers are closed, or were closed meanwhile."""
         wanted = [(self._stream, key, one) for one in byte_ranges]
         asked = self._transfers.ask_all(wanted, urgent=True)
         try:
@@ -336,12 +310,7 @@ class AskingStore(WrappingStore):
 
 
 def result_by(deadline_s: float, clock: Clock, future: Future[T], where: str) -> T:
-    """What a future ends with, waited for until a moment.
-
-    Raises:
-        StoreUnavailableError: Not before the deadline.
-        CancelledError: It was cancelled.
-    """
+    """What a future ends with, waited for until a moment; StoreUnavailableError: not before it."""
     try:
         return future.result(max(deadline_s - clock.monotonic_s(), 0))
     except TimeoutError:
@@ -357,9 +326,8 @@ def run_by(
 ) -> T:
     """What ``work`` gives in a thread: a call to the store has a longer deadline of its own, and cannot be broken off.
 
-    Raises:
-        StoreUnavailableError: Not before the deadline; what was begun ends by itself.
-        ClosedError: The executor has been shut down.
+    StoreUnavailableError: not before the deadline; what was begun ends by itself. ClosedError: the executor has been shut
+    down.
     """
     try:
         future = executor.submit(work)

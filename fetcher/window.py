@@ -147,12 +147,10 @@ def plan_fetches(
     *,
     until: int = -1,
 ) -> FetchPlan:
-    """Plan what a reader needs.
+    """Plan what a reader needs: ``window`` bytes (> 0), at least the block of ``start``.
 
-    Args:
-        window: Bytes wanted from there on (> 0): at least the block of ``start``.
-        until: Everything before this queue offset will be read: a part of it that is no larger than a chunk is asked for
-            whole, a little beyond the window or with the next plan, rather than its index now and its records in chunks.
+    Everything before ``until`` will be read: a part of it that is no larger than a chunk is asked for whole, a little
+    beyond the window or with the next plan, rather than its index now and its records in chunks.
     """
     requests: list[FetchRequest] = []
     asked = view.incarnation.log_end
@@ -304,17 +302,10 @@ def _blocks_wanted(
 def plan_chunks(
     sizes: Sequence[int], is_here: Sequence[bool], *, chunk_bytes: int, gap_bytes: int
 ) -> list[range]:
-    """Cut neighbouring blocks that are to be read into requests.
+    """Cut neighbouring blocks that are to be read into requests, none of which begins or ends with one that is here.
 
-    Args:
-        sizes: Bytes of each block, in order.
-        is_here: Whether a block is cached or on its way.
-        chunk_bytes: A chunk is no larger, but for one block that is.
-        gap_bytes: Blocks that are here are read again when at most so many of their bytes lie between others.
-
-    Returns:
-        Ranges of indexes, in order and apart, that hold every block which is not here; none begins or ends with one
-        that is.
+    They are ranges of indexes, in order and apart, of at most ``chunk_bytes`` but for one block that is larger. Blocks that
+    are cached or on their way are read again when at most ``gap_bytes`` of theirs lie between others.
     """
     chunks: list[range] = []
     begin, end, held, gap = 0, 0, 0, 0
@@ -545,7 +536,6 @@ class Readers:
     """
 
     def __init__(self, limits: WindowLimits) -> None:
-        """Begin with none, whose windows will have these limits."""
         self._limits = limits
         self._streams: dict[
             Name, Stream
@@ -668,7 +658,6 @@ class Neighbours:
     """Where the sections of many queues lie in bundles, so that one reader's request takes along what others will want."""
 
     def __init__(self, members: Sequence[Member], settings: FetchSettings) -> None:
-        """Look up where the sections lie, in columns."""
         self._members = members
         self._streams = {member.stream.queue: member.stream for member in members}
         self._gap_bytes = settings.transfers.coalesce_gap_bytes
@@ -678,11 +667,7 @@ class Neighbours:
         self.run_bytes = min(max(share, RUN_BYTES_MIN), most)
 
     def beside(self, part: Part, is_known: Callable[[Key], bool]) -> list[tuple[Stream, Part]]:
-        """What comes along with the section of a part: readers, and the parts that they will want.
-
-        Args:
-            is_known: Whether a thing is here or on its way.
-        """
+        """What comes along with the section of a part: readers, and the parts that they will want."""
         found = self._find(part)
         if found is None:
             return []
@@ -811,9 +796,7 @@ def _small(
 ) -> npt.NDArray[np.int64]:
     """Which of the parts that will be read are small; of a queue where all are, few of them are read ahead.
 
-    Args:
-        rows: ``PART``, one a part.
-        member: int64[n], number of the queue that each is of.
+    ``rows``: ``PART``, one a part; ``member``: int64[n], number of the queue that each is of.
     """
     starts = rows["queue_offset"].astype(np.int64)
     low = np.array([one.start for one in members], np.int64)[member]

@@ -35,7 +35,7 @@ import enum
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from backends.base import as_chunks
@@ -121,27 +121,15 @@ class Event:
     fault: Fault | None
 
 
-@dataclass(slots=True)
-class _Late:
-    """Writes on their way."""
-
-    writes: list[Callable[[], object]] = field(default_factory=list)
-
-
 class FaultyStore(WrappingStore):
     """A store that fails by rule; see the module's table."""
 
     def __init__(self, inner: ObjectStore, rng: random.Random, *rules: Rule) -> None:
-        """Wrap a store.
-
-        Args:
-            rng: Seeded; decides what rules leave to chance.
-            *rules: In order of precedence; more by ``add``.
-        """
+        """Wrap a store; ``rng`` decides what rules leave to chance. The first rule that strikes decides."""
         super().__init__(inner)
         self._rng = rng
         self._rules = list(rules)
-        self._late = _Late()
+        self._late: builtins.list[Callable[[], object]] = []  # writes on their way
         self._lock = threading.Lock()
         self.events: list[Event] = []  # all requests, and what was done to them
         self.stale = ""  # what is in keys of which listings may be stale; empty: in none
@@ -158,15 +146,11 @@ class FaultyStore(WrappingStore):
             self._rules.clear()
 
     def land_late(self, count: int | None = None) -> int:
-        """Let writes that are on their way land, in an order by chance; how many there were.
-
-        Args:
-            count: At most so many; None for all.
-        """
+        """Let ``count`` (None: all) writes that are on their way land, in an order by chance; how many there were."""
         with self._lock:
-            self._rng.shuffle(self._late.writes)
-            landing = self._late.writes[:count]
-            del self._late.writes[: len(landing)]
+            self._rng.shuffle(self._late)
+            landing = self._late[:count]
+            del self._late[: len(landing)]
         for write in landing:
             with suppress(BackendError):
                 write()
@@ -220,7 +204,7 @@ class FaultyStore(WrappingStore):
             raise UnknownOutcomeError(f"request lost (injected): {key!r}")
         if fault is Fault.LATE:
             with self._lock:
-                self._late.writes.append(write)
+                self._late.append(write)
             raise UnknownOutcomeError(f"request late (injected): {key!r}")
         done = self._noted(key, write)
         if fault is Fault.TWICE:
@@ -287,13 +271,16 @@ class FaultyStore(WrappingStore):
             return fault
 
 
+_REFUSALS: dict[Fault | None, type[BackendError]] = {
+    Fault.UNAVAILABLE: UnavailableError,
+    Fault.FULL: StoreFullError,
+    Fault.DENIED: PermissionDeniedError,
+}
+
+
 def _raise_before(fault: Fault | None, key: str) -> None:
-    if fault is Fault.UNAVAILABLE:
-        raise UnavailableError(f"not available (injected): {key!r}")
-    if fault is Fault.FULL:
-        raise StoreFullError(f"full (injected): {key!r}")
-    if fault is Fault.DENIED:
-        raise PermissionDeniedError(f"denied (injected): {key!r}")
+    if fault in _REFUSALS:
+        raise _REFUSALS[fault](f"refused (injected): {key!r}")
     if fault is Fault.CRASH_BEFORE:
         raise SimulatedCrash(key)
 
@@ -307,7 +294,6 @@ class CaseFoldingStore(WrappingStore):
     """
 
     def __init__(self, inner: ObjectStore) -> None:
-        """Wrap a store that distinguishes case."""
         super().__init__(inner)
         self._lock = threading.Lock()
         self._spelled: dict[str, str] = {}

@@ -21,17 +21,11 @@ Kind = Literal["TAG", "SQL92"]
 
 
 def compile_filter(expression: str, kind: Kind = "TAG", *, strict: bool = True) -> Filter:
-    """Make a filter of an expression.
+    """Make a filter of an expression: ``A||B`` or ``*`` for tags, else an SQL92 expression.
 
-    Args:
-        expression: ``A||B`` or ``*`` for tags, else an SQL92 expression.
-        strict: Refuse what RocketMQ takes and leaves out or can never match: text behind a whole SQL92 expression
-            (``a = 5 b = 6`` is ``a = 5`` there), and tags of which none is named (`` || ``). False: as RocketMQ does.
-
-    Raises:
-        FilterError: The expression is not valid, or exceeds a limit of ``fetcher.filters.sql92``.
-        InvalidError: The library that parses SQL92 expressions is not installed.
-        ValueError: There is no such kind.
+    ``strict`` refuses what RocketMQ takes and leaves out or can never match: text behind a whole SQL92 expression (``a = 5
+    b = 6`` is ``a = 5`` there), and tags of which none is named (`` || ``). FilterError: the expression is not valid, or
+    exceeds a limit of ``fetcher.filters.sql92``. InvalidError: the library that parses SQL92 expressions is not installed.
     """
     makers: dict[str, Callable[..., Filter]] = {"TAG": compile_tags, "SQL92": _compile_sql}
     if kind not in makers:

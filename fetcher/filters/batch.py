@@ -70,7 +70,6 @@ class FilterError(InvalidError):
     """An expression that is none."""
 
     def __init__(self, what: str, expression: str, position: int, *, expected: str = "") -> None:
-        """Say what is wrong at a place of the expression."""
         before = expression[max(0, position - _EXCERPT_CHARS) : position]
         behind = expression[position : position + _EXCERPT_CHARS]
         super().__init__(
@@ -101,13 +100,10 @@ def select_items(
     names: Sequence[str],
     test: Callable[[Row], bool],
 ) -> npt.NDArray[np.int64]:
-    """Numbers of the items whose message passes a test, ascending.
+    """Numbers of the items whose message passes a test of the values of ``names``, ascending.
 
-    Args:
-        codes: Only items with one of these tag codes, and those of inner batches (whose code says nothing of the
-            messages); None for all.
-        names: The properties that the test looks at.
-        test: Of the values of these names. It must depend on nothing else, and not raise.
+    Only items with one of these tag ``codes``, and those of inner batches (whose code says nothing of the messages). The
+    test depends on nothing else, and does not raise.
     """
     numbers = np.flatnonzero(batch.sizes > 0)
     block = parse_records(batch.data, batch.positions[numbers], batch.sizes[numbers])
@@ -131,7 +127,6 @@ def _judge(
     names: Sequence[str],
     test: Callable[[Row], bool],
 ) -> list[bool]:
-    """Plain records."""
     if not names:
         return [test(())] * len(at)
     columns = PropertyColumns.of(block, at)
@@ -152,7 +147,6 @@ def _judge_inner(
     names: Sequence[str],
     test: Callable[[Row], bool],
 ) -> list[bool]:
-    """Messages of inner batches."""
     answers: list[bool] = []
     held = -1
     messages: dict[int, Record] = {}

@@ -76,12 +76,7 @@ _MIRRORED: Final[dict[OrderOp, OrderOp]] = {">": "<", ">=": "<=", "<": ">", "<="
 
 
 def compile_node(node: Node, numbers: Mapping[str, int]) -> Function:
-    """The function of a tree.
-
-    Args:
-        node: The tree; the call recurses as deep as it is.
-        numbers: Where in a row each property is; all that the tree names.
-    """
+    """The function of a tree, by recursion; ``numbers``: where in a row each property is that the tree names."""
     match node:
         case Constant(value):
             return lambda _: value
@@ -302,14 +297,8 @@ class SqlFilter:
 def compile_sql(expression: str, *, strict: bool) -> SqlFilter:
     """Make a filter of an SQL92 expression.
 
-    Args:
-        expression: At most ``EXPRESSION_CHARS_MAX`` characters, ``NAMES_MAX`` properties, and operators nested
-            ``sql_parse.NESTING_MAX`` deep.
-        strict: Refuse text behind the expression. False: leave it out, as RocketMQ does.
-
-    Raises:
-        FilterError: RocketMQ refuses it as well, or it exceeds a limit, or ``strict`` refuses it.
-        InvalidError: The library that parses it is not installed.
+    It has at most ``EXPRESSION_CHARS_MAX`` characters, ``NAMES_MAX`` properties, and operators nested
+    ``sql_parse.NESTING_MAX`` deep. ``strict`` refuses text behind it, which RocketMQ leaves out.
     """
     if len(expression) > EXPRESSION_CHARS_MAX:
         what = f"the expression has more than {EXPRESSION_CHARS_MAX} characters"

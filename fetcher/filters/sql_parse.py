@@ -200,11 +200,7 @@ class Builder(Transformer[Token, SqlPart]):
 
 
 def as_boolean(part: SqlPart) -> SqlPart:
-    """A part where a truth value is needed.
-
-    Raises:
-        CheckError: It is a number or a text.
-    """
+    """A part where a truth value is needed; CheckError: it is a number or a text."""
     if isinstance(part.node, Property):
         return SqlPart(Cast(part.node), part.start)
     if not is_boolean(part.node):
@@ -232,11 +228,7 @@ def logic(op: LogicOp, parts: list[SqlPart]) -> SqlPart:
 
 
 def order_of(op: OrderOp, left: SqlPart, right: SqlPart) -> SqlPart:
-    """A comparison by order.
-
-    Raises:
-        CheckError: A side can be no number.
-    """
+    """A comparison by order; CheckError: a side can be no number."""
     for side in (left, right):
         node = side.node
         is_text = isinstance(node, Constant) and isinstance(node.value, str)
@@ -385,11 +377,7 @@ class Parsed:
 
 
 def parse(expression: str) -> Parsed:
-    """Read the expression at the beginning of a text.
-
-    Raises:
-        FilterError: There is none, or RocketMQ refuses it.
-    """
+    """Read the expression at the beginning of a text; FilterError: there is none, or RocketMQ refuses it."""
     parser = _lark().parse_interactive()
     fed: list[Token] = []
     for token in _tokens(expression):

@@ -214,11 +214,7 @@ class Unanswerable(Exception):  # noqa: N818 - no defect, and no error to anyone
 def read_integer(text: str, bound: int) -> int:
     """As ``Integer.valueOf`` and ``Long.valueOf``: any decimal digits of the basic plane, a sign, no blanks.
 
-    Args:
-        bound: The greatest value; the least is ``-bound - 1``.
-
-    Raises:
-        Unanswerable: It is no such number, or out of bounds.
+    In ``[-bound - 1, bound]``; else, and for any other text, Unanswerable.
     """
     digits = text[1:] if text[:1] in {"+", "-"} else text
     if not digits.isdecimal() or (not digits.isascii() and max(digits) > _BMP_MAX):
@@ -235,11 +231,7 @@ def read_integer(text: str, bound: int) -> int:
 
 
 def read_double(text: str) -> float:
-    """As ``Double.valueOf``: decimal or hexadecimal, NaN, Infinity, blanks around it.
-
-    Raises:
-        Unanswerable: It is no such number.
-    """
+    """As ``Double.valueOf``: decimal or hexadecimal, NaN, Infinity, blanks around it; else Unanswerable."""
     text = text.strip(BLANKS)
     if _DECIMAL.fullmatch(text):
         return float(text.rstrip("fFdD") if text[-1:] in "fFdD" else text)
@@ -279,8 +271,7 @@ def order_doubles(left: float, right: float) -> int:
 def order_values(left: Value, right: Value) -> int:
     """Below 0, 0 or above, as ``ComparisonExpression`` orders two values that are not null.
 
-    Raises:
-        Unanswerable: A text is not the number that the other side asks for, or a truth value stands left of a text.
+    Unanswerable: a text is not the number that the other side asks for, or a truth value stands left of a text.
     """
     if isinstance(left, str):
         if isinstance(right, str):

@@ -51,14 +51,10 @@ class TagFilter:
 
 
 def compile_tags(expression: str, *, strict: bool) -> TagFilter:
-    """Make a filter of ``A||B``; an empty text is ``*``.
+    """Make a filter of ``A||B``, with or without blanks around tags; an empty text is ``*``.
 
-    Args:
-        expression: Tags between ``||``, blanks around them left out. ``*`` is every message only when it stands alone.
-        strict: Refuse an expression that names no tag, which no message matches.
-
-    Raises:
-        FilterError: It is too long, consists of ``||`` alone, or names no tag.
+    ``*`` is every message only when it stands alone. ``strict`` refuses an expression that names no tag, which no message
+    matches. FilterError: it is too long, consists of ``||`` alone, or names no tag.
     """
     if len(expression) > EXPRESSION_CHARS_MAX:
         what = f"the expression has more than {EXPRESSION_CHARS_MAX} characters"

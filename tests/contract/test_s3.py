@@ -19,7 +19,6 @@ from botocore.exceptions import ClientError
 from support.faultproxy import FaultProxy
 from support.servers import free_port
 
-from backends import s3_control, s3_obstore
 from backends.base import (
     ByteRange,
     Capabilities,
@@ -194,8 +193,7 @@ def test_nobody_answers_the_call(
     opened: Callable[..., ObjectStore], headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     """A connection that does not come about in time has carried nothing, also for a write."""
-    for module in (s3_control, s3_obstore):
-        monkeypatch.setattr(module, "_CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("backends.s3_settings._CONNECT_TIMEOUT_S", 0.3)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))

@@ -11,9 +11,8 @@ import random
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from backends.base import get_into, size_bytes
 from backends.errors import (
     ARCHIVED,
     CLOCK,
@@ -34,18 +33,18 @@ from backends.errors import (
 )
 from backends.local_files import MAKE_ROOM, advice_for
 from backends.registry import open_store
-from backends.wrapping import MeteredStore, RetryingStore, RetryPolicy, WrappingStore
+from backends.wrapping import AroundStore, MeteredStore, RetryingStore, RetryPolicy
 from tiered.errors import InvalidError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    import builtins
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from typing_extensions import Buffer
-
-    from backends.base import ByteRange, ObjectInfo, ObjectStore, Version
+    from backends.base import ObjectInfo, ObjectStore
     from backends.s3_settings import S3Options
+    from backends.wrapping import Asked, Kind
     from tiered.clock import Clock
+
+_T = TypeVar("_T")
 
 
 @contextlib.contextmanager
@@ -177,6 +176,7 @@ _ADVICE = {
 }
 _PASSING = frozenset({UNREACHABLE, FAILING})
 """What mostly passes by itself, and is said only when it lasts."""
+_TOLD_AS: dict[Kind, str] = {"head": "get", "compare_and_set": "replace"}
 _LASTING_S = 10.0
 _AGAIN_S = 60.0
 _LOG = logging.getLogger("tiered.attach")
@@ -212,7 +212,7 @@ class Trouble:
         return f"{self.reason}: {self.error}; {self.do or _ADVICE[self.reason]}"
 
 
-class PatientStore(WrappingStore):
+class PatientStore(AroundStore):
     """A store whose troubles are known; see the module's contract."""
 
     def __init__(self, inner: ObjectStore, clock: Clock) -> None:
@@ -241,41 +241,13 @@ class PatientStore(WrappingStore):
             found[one.reason] = max(found[one.reason], now_s - one.since_s)
         return found
 
-    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        with self._watched("put", size_bytes(data)):
-            self._inner.put_if_absent(key, data)
-
-    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        with self._watched("get"):
-            return self._inner.get(key, byte_range)
-
-    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        with self._watched("get"):
-            get_into(self._inner, key, byte_range, target)
-
-    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        with self._watched("get"):
-            return self._inner.get_ranges(key, byte_ranges)
-
-    def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        with self._watched("get"):
-            return self._inner.get_versioned(key)
-
-    def head(self, key: str) -> ObjectInfo:
-        with self._watched("get"):
-            return self._inner.head(key)
+    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+        with self._watched(_TOLD_AS.get(asked.kind, asked.kind), asked.up):
+            return call()
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         with self._watched("list"):
             yield from self._inner.list(prefix, start_after=start_after)
-
-    def delete(self, key: str) -> None:
-        with self._watched("delete"):
-            self._inner.delete(key)
-
-    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        with self._watched("replace", len(data)):
-            return self._inner.compare_and_set(key, data, expected)
 
     @contextmanager
     def _watched(self, kind: str, size: int = 0) -> Iterator[None]:

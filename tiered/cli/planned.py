@@ -298,7 +298,7 @@ def versions_kept(
         ConfigurationError: With ``looks``: a library is missing.
     """
     from backends.errors import BackendError, ConfigurationError
-    from backends.s3_versions import open_versions
+    from backends.s3_bucket import open_versions
     from tiered.upkeep.old_versions import OldVersions, look_for_versions
 
     try:

@@ -118,7 +118,6 @@ class RecordBlock:
     properties_sizes: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
-        """Number of records."""
         return len(self.positions)
 
     @property
@@ -150,12 +149,8 @@ def parse_records(
 ) -> RecordBlock:
     """Gather the fields of the records at ``positions``, which may come in any order and overlap.
 
-    Args:
-        positions: int64[n], of first bytes.
-        sizes: int32[n], what the caller believes; a record that says otherwise gets the fault SIZE.
-
-    Returns:
-        Faults are set for magics, sizes and lengths; ``check_records`` looks at the rest.
+    Faults are set for magics, lengths, and sizes other than those that the caller believes; ``check_records`` looks at the
+    rest.
     """
     positions = np.asarray(positions, np.int64)
     sizes = np.asarray(sizes, np.int32)
@@ -190,7 +185,6 @@ def _place_faults(
 def _add_fault(
     faults: npt.NDArray[np.uint8], where: npt.NDArray[np.bool_], fault: RecordFault
 ) -> None:
-    """Set ``fault`` where the condition holds and no earlier check has failed."""
     if where.any():
         faults[where & (faults == RecordFault.OK)] = fault
 
@@ -275,7 +269,6 @@ def _gather(block: RecordBlock, kind: str, at: npt.NDArray[np.int64]) -> npt.NDA
 
 
 def _clear_faulty(block: RecordBlock) -> None:
-    """Zero every field of records that could not be parsed."""
     where = block.faults != RecordFault.OK
     if where.any():
         for name in block.__slots__:
@@ -291,13 +284,9 @@ def check_records(
 ) -> None:
     """Add faults for records at the wrong place and for bodies that do not match their CRC.
 
-    The CRC is computed by one C call a body, through ``map`` (0.2 us for 1 KiB). RocketMQ keeps 31
-    bits of it, the highest stored bit being 0. An empty body is not compared, as in the broker's
-    recovery.
-
-    Args:
-        block: Its ``faults`` are changed. Records that have a fault already are left as they are.
-        expected_physical: int64[n], the local physical offset of each record; None: not compared.
+    The CRC is computed by one C call a body, through ``map`` (0.2 us for 1 KiB). RocketMQ keeps 31 bits of it, the highest
+    stored bit being 0. An empty body is not compared, as in the broker's recovery. ``expected_physical``: the local
+    physical offset of each record; None: not compared. Records that have a fault already are left as they are.
     """
     if expected_physical is not None:
         elsewhere = block.physical_offsets != expected_physical
@@ -356,17 +345,14 @@ def walk_records(
 ) -> Walk:
     """Follow records from ``start`` by their sizes; magics and sizes are looked at, nothing else.
 
+    Those come that lie wholly in ``[start, end)`` and have ``size_max`` bytes at most, and why the walk ended.
+
     Where a record begins is known only once the one before has been read: a tight loop of one ``struct`` call per
-    record, about 0.2 us each. Whoever knows where records should begin spares that: the chain of what he says is held
-    against the sizes and magics as columns, and the loop goes on where it breaks. The answer is the same, whatever he says.
+    record, about 0.2 us each. Hints spare that: their chain is held against the sizes and magics as columns, and the
+    loop goes on where it breaks. The answer is the same, whatever they say.
 
     Args:
-        end: One past the last byte to look at.
-        size_max: Bytes of the largest record that is believed.
         hints: int64[m], rising, where records may begin.
-
-    Returns:
-        The records that lie wholly in ``[start, end)``, and why the walk ended.
     """
     known = _chain(buffer, start, end, size_max, hints) if hints is not None else _NO_POSITIONS
     positions: list[int] = []
@@ -440,7 +426,6 @@ class Groups:
     starts: list[int]  # where the records of each queue begin in ``indices``; last ``m``
 
     def __len__(self) -> int:
-        """Number of queues."""
         return len(self.queues)
 
     def members(self, number: int) -> Indices:
@@ -466,15 +451,11 @@ def group_by_queue(
 
 
 def queue_groups(block: RecordBlock, *, among: npt.NDArray[np.bool_] | None = None) -> Groups:
-    """Divide a block's records by topic and queue id.
+    """Divide a block's records by topic and queue id; ``among``: bool[n], by default those without a fault.
 
-    Records are grouped by a 64-bit hash of topic and queue id, then every record's topic is
-    compared with that of its group's first; a group that fails (two queues with one hash) is
-    divided by plain comparison.
-
-    Args:
-        among: bool[n], which records to take; default: those without a fault. (Others must have a
-            topic: a record whose fault is CRC or PHYSICAL_OFFSET has.)
+    Records are grouped by a 64-bit hash of topic and queue id, then every record's topic is compared with that of its
+    group's first; a group that fails (two queues with one hash) is divided by plain comparison. Others than those without a
+    fault must have a topic: a record whose fault is CRC or PHYSICAL_OFFSET has.
     """
     chosen = np.flatnonzero(block.faults == RecordFault.OK if among is None else among)
     if not len(chosen):
@@ -565,7 +546,6 @@ def _topic_words(block: RecordBlock, indices: Indices) -> Iterator[_Words]:
 
 
 def _queues(block: RecordBlock, indices: Indices) -> list[MessageQueue]:
-    """Whose each of these records is."""
     view, known = memoryview(block.buffer), dict[bytes, str]()
     starts = block.topic_positions[indices]
     ends = (starts + block.topic_sizes[indices]).tolist()
@@ -594,7 +574,6 @@ def properties_bytes(block: RecordBlock, index: int) -> bytes:
 
 
 def _divided(block: RecordBlock, indices: Indices) -> Groups:
-    """Group by plain comparison."""
     found: dict[MessageQueue, list[int]] = {}
     for queue, index in zip(_queues(block, indices), indices.tolist(), strict=True):
         found.setdefault(queue, []).append(index)
@@ -604,12 +583,7 @@ def _divided(block: RecordBlock, indices: Indices) -> Groups:
 
 
 def topics_equal(block: RecordBlock, indices: Indices, topic: str) -> npt.NDArray[np.bool_]:
-    """Whether each of the records at ``indices`` is of ``topic``; False where a fault hides it.
-
-    Args:
-        indices: int64[m], into the block.
-        topic: As in ``MessageQueue``: other bytes than UTF-8 by surrogate escapes.
-    """
+    """Whether each of the records at ``indices`` is of ``topic`` (as in ``MessageQueue``); False where a fault hides it."""
     wanted = topic.encode("utf-8", "surrogateescape")
     has_topic = (block.faults[indices] == RecordFault.OK) | (
         block.faults[indices] >= RecordFault.PHYSICAL_OFFSET
@@ -650,14 +624,8 @@ def split_records(
 ) -> tuple[RecordBlock, Walk]:
     """Walk, parse and check what lies in ``[start, end)`` of a chunk of the local log.
 
-    Args:
-        end: One past the last byte to look at.
-        physical_offset: Local physical offset of the byte at ``start``.
-        size_max: Bytes of the largest record that is believed.
-
-    Returns:
-        The records, faults included, and the walk. A record with a fault does not end the walk as
-        long as its size leads on.
+    ``physical_offset``: of the byte at ``start``. The records, faults included, and the walk; a record with a fault does
+    not end the walk as long as its size leads on.
     """
     walk = walk_records(buffer, start, end, size_max=size_max)
     block = parse_records(buffer, walk.positions, walk.sizes)

@@ -259,15 +259,10 @@ def dense_items(stored: Buffer, place: SectionPlace, *, where: str) -> memoryvie
 def build_section(
     records: Sequence[Buffer], items: Buffer, *, may_be_sparse: bool = False
 ) -> Section:
-    """A plain section, its records not copied.
+    """A plain section of records and of their items (20 bytes each, one at least), the records not copied.
 
-    Args:
-        records: The records' bytes, to be joined in order.
-        items: 20 bytes each, one at least.
-        may_be_sparse: Items that compaction took away need not be stored.
-
-    Raises:
-        InvalidError: It would be larger than ``SECTION_BYTES_MAX``.
+    ``may_be_sparse``: items that compaction took away need not be stored. InvalidError: it would be larger than
+    ``SECTION_BYTES_MAX``.
     """
     size, crcs = _block_crcs(records)
     count = memoryview(items).nbytes // ITEM_BYTES
@@ -383,7 +378,6 @@ class SectionTable:
     level: int = 0  # of the bundle
 
     def __len__(self) -> int:
-        """Number of sections."""
         return len(self.rows)
 
     @property
@@ -410,12 +404,7 @@ def pack_table(table: SectionTable) -> bytes:
 
 
 def build_tail(table: SectionTable, packed: bytes) -> bytes:
-    """What stands behind the sections: their table and the footer.
-
-    Args:
-        table: Of sections that lie one after another, from position 0 on.
-        packed: The same by ``pack_table``.
-    """
+    """What stands behind the sections, which lie one after another from position 0 on: their table and the footer."""
     size = int(table.rows["size_bytes"].sum())
     signed = _FOOTER.pack(
         *(size, len(packed), len(table), zlib_ng.crc32(packed)),
@@ -428,15 +417,7 @@ def build_tail(table: SectionTable, packed: bytes) -> bytes:
 
 
 def tail_bytes(footer: Buffer, *, where: str) -> int:
-    """How many bytes at a bundle's end are its table and footer.
-
-    Args:
-        footer: The last ``FOOTER_BYTES`` of it, at least.
-
-    Raises:
-        DataError: The footer is damaged, or the object is not a bundle.
-        OtherVersionError: It is whole, and of another form.
-    """
+    """How many bytes at a bundle's end are its table and footer, as its last ``FOOTER_BYTES`` (or more) say."""
     return _read_footer(memoryview(footer).cast("B"), where)[1] + FOOTER_BYTES
 
 
@@ -456,14 +437,7 @@ def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int, int]
 
 
 def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
-    """What a bundle says of its sections.
-
-    Args:
-        tail: Its last ``tail_bytes``, or more.
-
-    Raises:
-        OtherVersionError: It is whole, and of another form.
-    """
+    """What a bundle says of its sections; ``tail``: its last ``tail_bytes``, or more."""
     view = memoryview(tail).cast("B")
     size, table_bytes, count, table_crc, level = _read_footer(view, where)
     if size + table_bytes + FOOTER_BYTES != object_bytes or table_bytes + FOOTER_BYTES > len(view):
@@ -483,11 +457,7 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
 
 
 def find_table(tail: Buffer, object_bytes: int, level: int, *, where: str) -> SectionTable:
-    """Look for a bundle's table where the footer is damaged or gone; it is proven by the checksum of its frame.
-
-    Args:
-        tail: The end of the object, or all of it.
-    """
+    """Look for a bundle's table where the footer is damaged or gone; it is proven by the checksum of its frame."""
     data = bytes(memoryview(tail).cast("B"))
     at = data.rfind(_FRAME_MAGIC)
     for _ in range(_FRAMES_TRIED_MAX):
@@ -576,11 +546,7 @@ class SectionBlocks:
 
     @classmethod
     def parse(cls, data: Buffer, place: SectionPlace, *, where: str) -> SectionBlocks:
-        """Read the block table, and prove it by the section's checksum.
-
-        Args:
-            data: The section's bytes from ``place.table_at`` on.
-        """
+        """Read the block table, and prove it by the section's checksum; ``data``: from ``place.table_at`` on."""
         place.check(where=where)
         view = memoryview(data).cast("B")
         if len(view) != place.size_bytes - place.table_at:
@@ -599,11 +565,7 @@ class SectionBlocks:
 
     @classmethod
     def walked(cls, data: Buffer, place: SectionPlace, *, where: str) -> SectionBlocks:
-        """Find the blocks without the block table.
-
-        Args:
-            data: The section's bytes up to ``place.table_at``, proven (``check_section``).
-        """
+        """Find the blocks of a section, proven up to ``place.table_at`` (``check_section``), without the block table."""
         place.check(where=where)
         view = memoryview(data).cast("B")[: place.table_at]
         sizes = _walk(view[: place.stored_bytes], place, where)
@@ -623,21 +585,13 @@ class SectionBlocks:
         return int(self.starts[first]), int(self.starts[stop])
 
     def check(self, data: Buffer, start: int, *, where: str) -> None:
-        """Check whole blocks that were read from a position of the section.
-
-        Raises:
-            DataError: One fails its checksum; the message says which bytes.
-        """
+        """Check whole blocks that were read from a position of the section; DataError says which bytes fail."""
         for low, high in self.faults(data, start):
             at = self.place.start
             raise _damaged(f"bytes [{at + low}, {at + high}) fail their checksum", where)
 
     def faults(self, data: Buffer, start: int = 0) -> Iterator[tuple[int, int]]:
-        """Where the blocks lie that fail their checksums, or are cut short: positions in the section.
-
-        Args:
-            data: Whole blocks that were read from a position of the section.
-        """
+        """Positions of those of whole blocks, read from ``start``, that fail their checksums, or are cut short."""
         view = memoryview(data).cast("B")
         first = int(np.searchsorted(self.starts, start))
         end = min(start + len(view), self.place.table_at)
@@ -697,11 +651,7 @@ class RecordsUnpacker:
     """Unpacks blocks of a packed section's records. For one thread."""
 
     def __init__(self, blocks: SectionBlocks, dictionary: Buffer, *, where: str) -> None:
-        """Take the dictionary in.
-
-        Args:
-            dictionary: Its bytes, checked; may be empty.
-        """
+        """Take in the dictionary, which was checked and may be empty."""
         self._blocks = blocks
         self._where = where
         known = memoryview(dictionary).tobytes()
@@ -714,12 +664,7 @@ class RecordsUnpacker:
             raise _damaged(f"the dictionary of a section is none: {error}", where) from error
 
     def unpack(self, stored: Buffer, start: int, end: int) -> memoryview:
-        """Records' bytes of whole blocks.
-
-        Args:
-            start: Position of the first in the records; where a block begins.
-            end: One past the last; where a block ends.
-        """
+        """Records' bytes of whole blocks: those at ``[start, end)`` of the records."""
         view, room = memoryview(stored).cast("B"), np.empty(end - start, np.uint8).data
         starts, at = self._blocks.starts, 0
         for low in range(start, end, PACKED_BLOCK_BYTES):
@@ -751,11 +696,7 @@ class RecordsUnpacker:
 
 
 def check_section(data: Buffer, place: SectionPlace, *, where: str) -> None:
-    """Prove a section that was read whole, by the checksum that the journal has of it.
-
-    Args:
-        data: Its bytes up to the block table, at least.
-    """
+    """Prove a section that was read whole, up to the block table at least, by the checksum that the journal has of it."""
     view = memoryview(data).cast("B")
     if len(view) < place.table_at or zlib_ng.crc32(view[: place.table_at]) != place.crc:
         low = place.start
@@ -787,13 +728,9 @@ _STEPS: Final = 4
 
 
 def train(payload: Buffer, *, level: int = PACK_LEVEL, size_bytes: int = DICTIONARY_BYTES) -> bytes:
-    """A dictionary for these bytes and their like; a sixth of a second.
+    """A dictionary for these bytes and their like, by samples from all over them; a sixth of a second.
 
-    Args:
-        payload: Records; samples are taken from all over it.
-
-    Returns:
-        Nothing when the payload is too small, or has nothing in common with itself.
+    Nothing when the payload is too small, or has nothing in common with itself.
     """
     view = memoryview(payload).cast("B")
     if len(view) < TRAIN_BYTES_MIN:

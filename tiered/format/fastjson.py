@@ -27,14 +27,7 @@ class JsonError(ValueError):
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 (JSON is of any type)
-    """Parse a whole document; strict JSON takes the fast way.
-
-    Args:
-        text: Bytes are taken as UTF-8.
-
-    Raises:
-        JsonError: Empty, incomplete, followed by more, or not JSON.
-    """
+    """Parse a whole document, as UTF-8; strict JSON takes the fast way. JsonError: empty, incomplete, or not JSON."""
     try:
         document = text if isinstance(text, str) else text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -69,13 +62,11 @@ class _Tolerant:
         return value
 
     def _peek(self) -> str:
-        """The next character that is not a blank; empty at the end."""
         while self._at < len(self._text) and self._text[self._at] in _SPACE:
             self._at += 1
         return self._text[self._at : self._at + 1]
 
     def _take(self, wanted: str) -> bool:
-        """Step over ``wanted`` if it is next."""
         if self._peek() != wanted:
             return False
         self._at += 1

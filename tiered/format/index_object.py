@@ -72,11 +72,9 @@ def filter_bytes(count: int, bits: int) -> int:
 
 
 def order_keys(hashes: Hashes, behind: int) -> Hashes:
-    """One number an item, by which items lie in order but for ties: the upper half of its hash, and what came last first.
+    """A number an item, by which items lie in order but for ties: the upper half of its hash, what came last first.
 
-    Args:
-        hashes: Of items that come one behind the other.
-        behind: How many items come behind these; all together are fewer than 2^32.
+    ``behind``: how many items come behind these; all together are fewer than 2^32.
     """
     count = len(hashes)
     keys = hashes & _UPPER
@@ -85,10 +83,9 @@ def order_keys(hashes: Hashes, behind: int) -> Hashes:
 
 
 def places_of(keys: Hashes) -> npt.NDArray[np.int64]:
-    """Where each item lies, in the order in which they came.
+    """Where each item lies, in the order in which they came; ``keys``: of all, sorted.
 
-    Args:
-        keys: Of all items, sorted. Of no use afterwards: each array more is fresh memory, which costs more than to sort.
+    The keys are of no use afterwards: each array more is fresh memory, which costs more than to sort.
     """
     count = len(keys)
     keys &= ~_UPPER
@@ -141,11 +138,7 @@ class KeyFilter:
 
     @classmethod
     def parse(cls, data: Buffer, count: int, bits: int, *, where: str) -> KeyFilter:
-        """Read what ``build_filter`` made.
-
-        Raises:
-            OtherVersionError: It contradicts itself, though it is proven.
-        """
+        """Read what ``build_filter`` made."""
         view = memoryview(data).cast("B")
         if not 0 <= bits <= BUCKET_BITS_MAX or view.nbytes != filter_bytes(count, bits):
             raise _unknown("the filter has a wrong size", where)
@@ -172,14 +165,7 @@ class KeyFilter:
 
 
 def check_payload(payload: Buffer, count: int, lengths: list[int], *, where: str) -> None:
-    """Check the whole payload of an object.
-
-    Args:
-        lengths: How many queue offsets it covers of each queue in its list.
-
-    Raises:
-        OtherVersionError: It contradicts itself, though it is proven; the message says how.
-    """
+    """Check the whole payload of an object; ``lengths``: how many queue offsets it covers of each queue in its list."""
     view = memoryview(payload).cast("B")
     bits = bucket_bits(count)
     if view.nbytes != count * ITEM_BYTES + filter_bytes(count, bits):

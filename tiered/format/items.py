@@ -64,11 +64,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def decode_items(data: Buffer, dtype: np.dtype[np.void] = ITEM) -> Items:
-    """The whole items in ``data``, as a view; bytes of an incomplete last item are left out.
-
-    Args:
-        dtype: ``ITEM`` or ``BATCH_ITEM``.
-    """
+    """The whole ``ITEM`` or ``BATCH_ITEM`` in ``data``, as a view; bytes of an incomplete last one are left out."""
     view = memoryview(data)
     return np.frombuffer(view[: view.nbytes - view.nbytes % dtype.itemsize], dtype)
 

@@ -74,14 +74,9 @@ class _Decompressor(Protocol):
 
 
 def decompress_body(body: bytes, sys_flag: int, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """The body as a client gets it.
+    """The body as a client gets it, of at most ``bytes_max`` bytes; as it is when ``sys_flag`` says so.
 
-    Args:
-        sys_flag: Of the record; without the compressed bit ``body`` is returned as it is.
-        bytes_max: Largest result that is made (inclusive).
-
-    Raises:
-        DataError: Damaged, cut short, larger than ``bytes_max``, or of an unknown kind.
+    DataError: damaged, cut short, larger, or of an unknown kind.
     """
     if not sys_flag & COMPRESSED:
         return body
@@ -144,17 +139,7 @@ class _ZstdFrame:
 
 
 def compress_body(body: bytes, compression: int) -> tuple[bytes, int]:
-    """Compress a body as a producer does.
-
-    Args:
-        compression: ``COMPRESSION_ZLIB``, ``COMPRESSION_LZ4`` or ``COMPRESSION_ZSTD``.
-
-    Returns:
-        The body to store, and the bits that its ``sysFlag`` gets.
-
-    Raises:
-        ValueError: Another number.
-    """
+    """Compress a body as a producer does; the body to store, and the bits that its ``sysFlag`` gets."""
     if compression == COMPRESSION_ZLIB:
         packed = zlib_ng.compress(body, 5)
     elif compression == COMPRESSION_LZ4:
@@ -204,16 +189,10 @@ class InnerMessage:
 def split_batch(record: Record, *, body_bytes_max: int = BODY_BYTES_MAX) -> list[Record]:
     """The messages of a record: its inner messages, or just itself when it is not an inner batch.
 
-    An inner message comes as a record with its own flag, body, properties and queue offset, and
-    with the other fields of the record that holds it (size and physical offset too), except that
-    the body is plain, so that the compressed bit is off, and that CRC, reconsume times and prepared
-    offset are 0, as Java gives them.
-
-    Args:
-        body_bytes_max: Bound on the body once it is unpacked.
-
-    Raises:
-        DataError: The body is not a row of inner messages, or cannot be unpacked.
+    An inner message comes as a record with its own flag, body, properties and queue offset, and with the other fields of
+    the record that holds it (size and physical offset too), except that the body is plain, so that the compressed bit is
+    off, and that CRC, reconsume times and prepared offset are 0, as Java gives them. ``body_bytes_max`` bounds the body
+    once it is unpacked.
     """
     if not record.sys_flag & INNER_BATCH:
         return [record]
@@ -286,14 +265,10 @@ def message_json(
     raw_body: bool,
     stored_sys_flag: int | None = None,
 ) -> dict[str, Any]:
-    """The fields of one message, in the order of the command line's contract.
+    """The fields of one message (inner ones as ``split_batch`` gives them), in the order of the command line's contract.
 
-    Args:
-        record: The message; an inner message as ``split_batch`` gives it.
-        log_offset: Where its record begins in the tiered commit log; None when it is not from a
-            tier.
-        raw_body: Leave the body as stored (and the compressed bit set).
-        stored_sys_flag: Of the record that holds an inner message; default: the record's own.
+    ``log_offset``: where its record begins in the tiered commit log; None when it is not from a tier. ``raw_body``: leave
+    the body as stored (and the compressed bit set). ``stored_sys_flag``: of the record that holds an inner message.
     """
     plain = record.body if raw_body else decompress_body(record.body, record.sys_flag)
     properties = record.properties

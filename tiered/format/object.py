@@ -96,11 +96,7 @@ def trailer_size(tail: bytes) -> int:
 
 
 def _split_trailer(tail: bytes, *, where: str) -> tuple[int, Head, bytes]:
-    """Take a trailer apart, of whatever version.
-
-    Returns:
-        Its version, its head, and what stands before the footer.
-    """
+    """Version and head of a trailer, of whatever version, and what stands before the footer."""
     size = trailer_size(tail)
     if not size:
         raise _damaged("the object does not end in a footer", where)
@@ -127,7 +123,6 @@ def _read_description(text: bytes, where: str) -> Mapping[str, Any]:
 
 
 def _damaged(what: str, where: str) -> DataError:
-    """An error to be raised."""
     return DataError(
         what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
     )
@@ -136,11 +131,9 @@ def _damaged(what: str, where: str) -> DataError:
 def build_object(
     buffers: Sequence[Buffer], description: Mapping[str, Any], *, block_bytes: int = BLOCK_BYTES
 ) -> SealedObject:
-    """Add the trailer to a payload, without copying it.
+    """Add the trailer to a payload, whose buffers are joined in order, without copying it.
 
-    Args:
-        buffers: The payload's bytes, to be joined in order.
-        description: JSON-able; what a rebuild from a listing needs to know.
+    ``description`` is JSON-able: what a rebuild from a listing needs to know.
     """
     payload_bytes, payload_crc, crcs = _checksums(buffers, block_bytes)
     text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
@@ -173,14 +166,9 @@ def _checksums(buffers: Sequence[Buffer], block_bytes: int) -> tuple[int, int, l
 
 
 def parse_trailer(tail: bytes, *, where: str) -> Trailer:
-    """Read the trailer from the last bytes of an object.
+    """Read the trailer from the end of an object, which holds it whole.
 
-    Args:
-        tail: The end of the object, holding at least the whole trailer.
-
-    Raises:
-        DataError: The trailer is damaged, or the object is none of ours.
-        OtherVersionError: It is whole, and of another form.
+    DataError: it is damaged, or the object is none of ours. OtherVersionError: it is whole, and of another form.
     """
     version, head, signed = _split_trailer(tail, where=where)
     trailer_bytes = len(signed) + FOOTER_BYTES

@@ -75,12 +75,9 @@ def parse_properties(raw: bytes) -> dict[str, str]:
 
 
 def value_span(raw: bytes, name: bytes, start: int = 0, end: int | None = None) -> tuple[int, int]:
-    """Where a property's value begins and ends, without parsing them all, as ``parse_properties`` finds it; (0, 0): nowhere.
+    """Where a property's value lies, without parsing them all, as ``parse_properties`` finds it; (0, 0): nowhere.
 
-    Args:
-        name: As stored.
-        start: Where the properties begin in ``raw``.
-        end: Where they end; None: where it does.
+    The properties lie at ``[start, end)`` of ``raw``.
     """
     low = high = len(raw) if end is None else end
     sought = name + b"\x01"
@@ -102,11 +99,7 @@ def value_of(raw: bytes, name: bytes) -> bytes:
 
 
 def join_properties(properties: Mapping[str, str]) -> bytes:
-    """The stored form, in the mapping's order, ended by 0x02.
-
-    Raises:
-        ValueError: A name or value holds a separator, or is empty (it would be lost).
-    """
+    """The stored form, in the mapping's order, ended by 0x02. ValueError: a separator is in one, or one is empty."""
     for name, value in properties.items():
         if not name or not value:
             raise ValueError(f"property {name!r}: an empty name or value cannot be stored")

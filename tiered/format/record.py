@@ -68,14 +68,7 @@ _KNOWN_MAX: Final = 4096
 
 @lru_cache(_KNOWN_MAX)
 def format_host(packed: bytes) -> str:
-    """Text of a packed host.
-
-    Args:
-        packed: 8 (IPv4) or 20 (IPv6) bytes.
-
-    Raises:
-        ValueError: Any other length.
-    """
+    """Text of a packed host: 8 (IPv4) or 20 (IPv6) bytes."""
     port = int.from_bytes(packed[-4:], "big")
     if len(packed) == V4_HOST_BYTES:
         return f"{packed[0]}.{packed[1]}.{packed[2]}.{packed[3]}:{port}"
@@ -87,11 +80,7 @@ def format_host(packed: bytes) -> str:
 
 @lru_cache(_KNOWN_MAX)
 def pack_host(text: str) -> bytes:
-    """Bytes of ``ip:port`` or ``[ip]:port``: 8 for IPv4, 20 for IPv6.
-
-    Raises:
-        ValueError: Not of one of these two forms.
-    """
+    """Bytes of ``ip:port`` or ``[ip]:port``: 8 for IPv4, 20 for IPv6."""
     address, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > _PORT_MAX:
         raise ValueError(f"not a host and port: {text!r}")
@@ -113,20 +102,12 @@ def is_v6(text: str) -> bool:
 
 
 def offset_msg_id(store_host: str, physical_offset: int) -> str:
-    """The id by which a broker finds a message in its log: 32 or 56 upper-case hex digits.
-
-    Args:
-        store_host: ``ip:port`` or ``[ip]:port``.
-    """
+    """The id by which a broker finds a message in its log: 32 or 56 upper-case hex digits."""
     return (pack_host(store_host) + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
 
 
 def parse_offset_msg_id(text: str) -> tuple[str, int]:
-    """Store host and physical offset of an offset message id.
-
-    Raises:
-        ValueError: Not 32 or 56 hex digits.
-    """
+    """Store host and physical offset of an offset message id: 32 or 56 hex digits."""
     packed = bytes.fromhex(text)
     if len(packed) - 8 not in {V4_HOST_BYTES, V6_HOST_BYTES} or len(text) != 2 * len(packed):
         raise ValueError(f"not an offset message id: {text!r}")
@@ -239,17 +220,10 @@ def decode_record(
     check_crc: bool = True,
     physical_offset: int | None = None,
 ) -> Record:
-    """Decode and check the record that begins at ``position``.
+    """Decode and check the record that begins at ``position``; with ``physical_offset``, its own place as well.
 
-    Args:
-        position: Of the record's first byte; at least 0.
-        check_crc: Compare the body with its CRC. An empty body is never compared (nor does the
-            broker).
-        physical_offset: Compare the record's own place with this one.
-
-    Raises:
-        RecordError: The first check that fails, in the order of ``RecordFault``, but that the size
-        comes first.
+    An empty body is never compared with its CRC (nor does the broker). RecordError: the first check that fails, in the
+    order of ``RecordFault``, but that the size comes first.
     """
     view = memoryview(buffer)
     size = _checked_size(view, position)
@@ -345,9 +319,7 @@ def _variable_parts(
 def encode_record(record: Record) -> bytes:
     """The bytes of a record, exactly as its fields say; the CRC too is taken as it stands.
 
-    Raises:
-        ValueError: The fields do not fit together (size, host kinds, lengths that the version
-        cannot bear).
+    ValueError: the fields do not fit together (size, host kinds, lengths that the version cannot bear).
     """
     topic = record.topic.encode("utf-8", "surrogateescape")
     expected = record_bytes(

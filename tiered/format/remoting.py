@@ -122,11 +122,7 @@ class Command:
 
 
 def encode(command: Command) -> list[Buffer]:
-    """The frame in chunks, the body's as they are.
-
-    Raises:
-        FrameError: It exceeds ``FRAME_BYTES_MAX``, or a number does not fit.
-    """
+    """The frame in chunks, the body's as they are. FrameError: it exceeds ``FRAME_BYTES_MAX``, or a number does not fit."""
     header = _json_header(command) if command.form is Form.JSON else _binary_header(command)
     size = SIZE_BYTES + len(header) + command.body_bytes
     if size > FRAME_BYTES_MAX or len(header) > HEADER_BYTES_MAX:
@@ -136,11 +132,7 @@ def encode(command: Command) -> list[Buffer]:
 
 
 def frame_size(prefix: Buffer) -> int:
-    """Bytes that follow the first four.
-
-    Raises:
-        FrameError: Too few or too many.
-    """
+    """Bytes that follow the first four; FrameError: too few or too many."""
     size: int = _LENGTH.unpack(prefix)[0]
     if not SIZE_BYTES <= size <= FRAME_BYTES_MAX:
         raise FrameError(f"a frame of {size} bytes; there are 4 at least and {FRAME_BYTES_MAX} at most")  # fmt: skip
@@ -148,11 +140,7 @@ def frame_size(prefix: Buffer) -> int:
 
 
 def decode(frame: bytes) -> Command:
-    """Undo ``encode``.
-
-    Raises:
-        FrameError: The bytes are no frame.
-    """
+    """Undo ``encode``; FrameError: the bytes are no frame."""
     if len(frame) < SIZE_BYTES:
         raise FrameError(f"a frame of {len(frame)} bytes")
     word: int = _LENGTH.unpack_from(frame)[0]
@@ -321,12 +309,7 @@ class RemotingClient:
     def __init__(
         self, host: str, port: int, timeout_s: float, *, connect_s: float | None = None
     ) -> None:
-        """Connect.
-
-        Args:
-            timeout_s: How long nothing may come of an answer that is waited for.
-            connect_s: How long connecting may take; None: as long.
-        """
+        """Connect within ``connect_s``; nothing may come of an answer that is waited for during ``timeout_s``."""
         self._opaque, self._timeout_s = count(1), timeout_s
         self._socket = socket.create_connection((host, port), connect_s or timeout_s)
         self._socket.settimeout(timeout_s)
@@ -341,20 +324,13 @@ class RemotingClient:
         self.close()
 
     def ask(self, request: Command) -> Command:
-        """One question.
-
-        Raises:
-            OSError: No answer came in time, or the connection ended.
-            FrameError: The answer is none.
-        """
+        """One question. OSError: no answer came in time, or the connection ended."""
         return next(self._answers([request]))[1]
 
     def ask_all(self, requests: Sequence[Command]) -> tuple[list[Command | None], str]:
-        """Many questions, a bounded number of them under way.
+        """Many questions, a bounded number of them under way: the answers, in the order of the questions.
 
-        Returns:
-            The answers, in the order of the questions; None: none came, and nobody knows what became of it. And why the
-            connection is of no use any more; empty: it is.
+        None: none came, and nobody knows what became of it. And why the connection is of no use any more; empty: it is.
         """
         found: list[Command | None] = [None] * len(requests)
         try:

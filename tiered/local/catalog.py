@@ -60,11 +60,7 @@ RETRY_PREFIX: Final = "%RETRY%"
 
 
 def check_topic(topic: str) -> int:
-    """The bytes of a topic's name.
-
-    Raises:
-        InvalidError: It is none that a broker would take.
-    """
+    """The bytes of a topic's name, which must be one that a broker would take."""
     if not TOPIC_NAME.fullmatch(topic):
         raise InvalidError(f"topic {topic!r}: only %, |, a-z, A-Z, 0-9, _ and - may be in a name")
     limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
@@ -76,11 +72,7 @@ def check_topic(topic: str) -> int:
 def reason_left_out(
     topic: str, *, cluster: str | None, broker: str | None, static: frozenset[str] = frozenset()
 ) -> str | None:
-    """Why a topic is not tiered, or None when it is. Retry and dead-letter topics are tiered.
-
-    Args:
-        cluster: The broker's cluster, whose name is a topic of its own; None: not known.
-    """
+    """Why a topic is not tiered, or None when it is. Retry and dead-letter topics are tiered; the cluster's own is not."""
     if topic.startswith(LIGHT_PREFIX):
         return "light queue: its messages are tiered with their topic"
     if topic in _SYSTEM or topic.startswith(_SYSTEM_PREFIXES):
@@ -147,10 +139,7 @@ class Catalog:
         self.notes: tuple[str, ...] = topics.notes
 
     def load(self) -> None:
-        """Take in every queue that has a directory, and open the indexes of those that are left out.
-
-        Light queues are only named.
-        """
+        """Take in every queue that has a directory, and open the indexes of those left out; light queues are only named."""
         others: list[QueueIndex] = []
         strangers: list[str] = []
         light = []

@@ -89,16 +89,10 @@ class LogChunks:
         check_crc: bool = True,
         check_place: bool = True,
     ) -> Chunk:
-        """Read the records from ``position`` on, from one file.
+        """Read the records from ``position`` on, where one begins, from one file; nothing at or beyond ``limit``.
 
-        Args:
-            position: Local physical offset where a record begins.
-            limit: Look at nothing at or beyond this physical offset.
-            bytes_max: Bytes to look at; more when the first record is larger.
-            check_place: Compare each record's own physical offset with its place.
-
-        Raises:
-            InvalidError: A file may not be read.
+        ``bytes_max`` to look at; more when the first record is larger. ``check_place``: compare each record's own physical
+        offset with its place.
         """
         base = self._log.base_of(position)
         if base is None:
@@ -336,15 +330,11 @@ class LogEnd:
 def plan_start(
     heads: Sequence[FileHead], *, is_clean: bool, checkpoint: Checkpoint, listed_end: int
 ) -> int:
-    """Which file recovery begins with.
+    """Where the file begins with which recovery begins.
 
-    Args:
-        heads: Of the last files, newest first, as many as there are up to ``FILES_LOOKED_AT_MAX``; at least one.
-        is_clean: There is no ``abort`` file.
-        listed_end: End of the last record that any consume queue lists; -1 when there is none.
-
-    Returns:
-        Where that file begins.
+    ``heads``: of the last files, newest first, as many as there are up to ``FILES_LOOKED_AT_MAX``; at least one.
+    ``is_clean``: there is no ``abort`` file. ``listed_end``: end of the last record that any consume queue lists; -1 when
+    there is none.
     """
     for head in heads:
         if (
@@ -386,11 +376,7 @@ def read_head(chunks: LogChunks, base: int) -> FileHead:
 def find_log_end(
     log: MappedFileQueue, chunks: LogChunks, start: int, visit: Callable[[Chunk, int], None]
 ) -> LogEnd:
-    """Walk from ``start`` to where recovery stops.
-
-    Args:
-        visit: Given each chunk and how many of its records, from the first, count.
-    """
+    """Walk from ``start`` to where recovery stops; ``visit``: given each chunk and how many of its first records count."""
     position = start
     while True:
         chunk = chunks.read(position, FAR, CHUNK_BYTES, check_place=False)

@@ -195,12 +195,10 @@ def _first_line(table: dict[Case, Flags], otherwise: Case) -> Cases:
 def are_wrong_tags(codes: Longs, hashes: Longs, *, has_ext: bool, is_live: bool) -> Flags:
     """Which entries are damaged in their tag code, bool[n]. The right one is that of the record, of all that differ.
 
-    Args:
-        codes: What entries say, each of which names a record of its own.
-        hashes: Of the tags of their records. (Those of the delay topic alone have another code: when they are to be
-            delivered. No system topic is tiered.)
-        has_ext: Codes may be addresses in ``consumequeue_ext``.
-        is_live: The last entry may have been read while it was written, its tag code, or the lower half of it, still zero.
+    ``codes`` are what entries say, each of which names a record of its own; ``hashes``: of the tags of their records.
+    (Those of the delay topic alone have another code: when they are to be delivered. No system topic is tiered.)
+    ``has_ext``: codes may be addresses in ``consumequeue_ext``. ``is_live``: the last entry may have been read while it was
+    written, its tag code, or the lower half of it, still zero.
     """
     wrong: Flags = codes != hashes
     if has_ext:
@@ -253,7 +251,6 @@ def place(
 
 
 def _held_by(lost_bytes: int) -> int:
-    """How many records so many bytes could hold."""
     return lost_bytes // RECORD_BYTES_MIN
 
 

@@ -71,12 +71,6 @@ class HeldFile:
     __slots__ = ("_descriptor", "_path", "size")
 
     def __init__(self, path: str) -> None:
-        """Open it.
-
-        Raises:
-            FileNotFoundError: It is not there.
-            InvalidError: It may not be read.
-        """
         self._path = path
         try:
             self._descriptor = open_read_only(path)
@@ -87,11 +81,7 @@ class HeldFile:
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, at: int, size: int) -> bytes:
-        """Bytes from ``at`` on; fewer at the end.
-
-        Raises:
-            InvalidError: The disk refuses it.
-        """
+        """Bytes from ``at`` on; fewer at the end."""
         try:
             return os.pread(self._descriptor, size, at)
         except OSError as error:
@@ -106,7 +96,6 @@ class MadeList:
     """A list that was made of records, as if it were in a file."""
 
     def __init__(self, units: Units) -> None:
-        """Keep it."""
         self._data = units.tobytes()
         self.size = len(self._data)
 
@@ -126,12 +115,7 @@ class CompactedFile:
 
     @classmethod
     def open(cls, folders: tuple[str, str], base: int) -> CompactedFile:
-        """Open a pair.
-
-        Raises:
-            FileNotFoundError: One is not there.
-            InvalidError: One may not be read.
-        """
+        """Open a pair; FileNotFoundError: one is not there."""
         records, listed = (HeldFile(f"{folder}/{base:0{NAME_DIGITS}d}") for folder in folders)
         every = range(listed.size // BATCH_ITEM_BYTES)
         count = bisect_left(every, True, key=lambda at: not is_batch(_units(listed, at, 1))[0])
@@ -139,12 +123,7 @@ class CompactedFile:
 
     @classmethod
     def relisted(cls, folders: tuple[str, str], base: int) -> CompactedFile:
-        """Open the records, and make their list.
-
-        Raises:
-            FileNotFoundError: They are not there.
-            InvalidError: They may not be read.
-        """
+        """Open the records, and make their list; FileNotFoundError: they are not there."""
         records = HeldFile(f"{folders[0]}/{base:0{NAME_DIGITS}d}")
         data = records.read(0, records.size)
         walk = walk_records(data, 0, len(data), size_max=len(data))
@@ -222,7 +201,6 @@ class CompactionLog:
     """The messages of one compacted queue, in files of their own. Read-only; for any thread."""
 
     def __init__(self, queue: MessageQueue, files: tuple[CompactedFile, ...]) -> None:
-        """Used by ``open``."""
         self.queue = queue
         # In order; of the last one, which is written to, ``count`` is what was there when it was opened.
         self.files = files
@@ -235,12 +213,8 @@ class CompactionLog:
     def open(cls, root: str, queue: MessageQueue, *, relists: bool = False) -> CompactionLog | None:
         """The log of a queue as it is now; None when it has none, or is being changed.
 
-        Args:
-            relists: Make the lists anew that do not fit; only where nobody changes it, since what two passes have left
-                would be taken for one log.
-
-        Raises:
-            InvalidError: A file may not be read.
+        ``relists``: make the lists anew that do not fit; only where nobody changes it, since what two passes have left
+        would be taken for one log.
         """
         folders = folders_of(root, queue)
         aside = Path(folders[0], ASIDE, READY)
@@ -329,14 +303,7 @@ class CompactionLog:
         return self._lasts[at - 1] if at else None
 
     def read(self, start: int, end: int, *, bytes_max: int, count_max: int) -> RecordBatch:
-        """Queue offsets from ``start`` on, not beyond ``end``: messages, and holes where there is none any more.
-
-        Args:
-            start: Below ``end``.
-            end: Of this log at most.
-            bytes_max: Of records, but one at least.
-            count_max: Queue offsets, at most.
-        """
+        """Queue offsets in ``[start, end)``: messages, and holes where there is none any more; one record at least."""
         end = min(end, start + count_max)
         file, units = next(
             self.chunks(start, count_max=count_max, bytes_max=bytes_max),
@@ -411,11 +378,8 @@ class CompactionLogs:
     def log(self, queue: MessageQueue, limit: int) -> CompactionLog:
         """The log of a queue, empty where it has none; as it is now, unless it reaches ``limit``.
 
-        A pass of another process puts files in their place within moments, for which this waits.
-
-        Raises:
-            DataError: It stays half put in place.
-            InvalidError: A file may not be read.
+        A pass of another process puts files in their place within moments, for which this waits; DataError: it stays half
+        put in place.
         """
         folder = folders_of(self._root, queue)[0]
         for _ in range(int(_SWAP_S / _AGAIN_S)):
@@ -458,12 +422,9 @@ def folders_of(root: str, queue: MessageQueue) -> tuple[str, str]:
 
 
 def file_sizes(root: str) -> tuple[int, int] | None:
-    """Lengths of files of records and of units, as those that are there have them; None: there are none.
+    """Lengths of files of records and of units, as the longest of all queues has them; None: there are none.
 
-    The longest of all queues tell: a shorter one was cut.
-
-    Raises:
-        InvalidError: A file may not be looked at.
+    A shorter one was cut.
     """
     found: list[tuple[int, int]] = []
     for records in sorted(Path(root, RECORDS_DIRECTORY).glob("*/[0-9]*/")):

@@ -55,7 +55,6 @@ class Entries:
     tag_codes: Longs  # int64[n]
 
     def __len__(self) -> int:
-        """Number of queue offsets."""
         return len(self.sizes)
 
     @property
@@ -196,17 +195,10 @@ class Units:
     # -- searching -------------------------------------------------------------------------------
 
     def split(self, low: int, high: int, is_low: Callable[[Items], Flags]) -> int:
-        """Where the units change from those for which ``is_low`` holds to the others.
+        """Where the units change from those for which ``is_low`` holds to the others: between ``low`` and ``high``.
 
-        Bisection by majorities of a few units, then the best division of what is left: single units that are damaged
-        do not mislead it. Units that are not valid say nothing; a lost page is looked over.
-
-        Args:
-            high: One past the last.
-            is_low: bool[n] of n units.
-
-        Returns:
-            Between ``low`` and ``high``.
+        Bisection by majorities of a few units, then the best division of what is left: single units that are damaged do not
+        mislead it. Units that are not valid say nothing; a lost page is looked over.
         """
         while high - low > 4 * _RUN:
             middle = (low + high) // 2
@@ -461,7 +453,6 @@ class BatchQueue(Units):
         return self._bounds(first, self.split(first, last, self.is_valid))
 
     def _bounds(self, first: int, end: int) -> tuple[int, int]:
-        """Queue offsets of the units ``[first, end)``."""
         head = self.units(first, first + 1)
         if end <= first or self.last_unit(end) is None or not len(head):
             return 0, 0
@@ -533,7 +524,6 @@ def listed_places(index: QueueIndex, start: int, end: int) -> Longs:
 
 
 def _ends(units: Items) -> Longs:
-    """One past the last queue offset of each unit."""
     ends: Longs = units["base_offset"].astype(np.int64) + units["count"]
     return ends
 

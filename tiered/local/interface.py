@@ -148,15 +148,11 @@ class Follower(Protocol):
     """Walks the store in log order, window by window, and groups what is new by queue. For one thread."""
 
     def poll(self, window_bytes: int) -> list[RecordBatch]:
-        """Take the next window of committed records.
+        """The next window of committed records: of each queue that has any one batch, more when a gap divides them.
 
-        Args:
-            window_bytes: How much of the log to look at, at most (at least one record is taken).
-
-        Returns:
-            For each queue with new records one batch (more when a gap divides them), each continuing where the last
-            batch of that queue ended, except after a gap. Empty when nothing new is committed. Never blocks on anything
-            but the local disk.
+        Of the log about ``window_bytes`` are looked at, and one record is taken at least. Each batch continues where the
+        last one of its queue ended, except after a gap. Empty when nothing new is committed. Never blocks on anything but
+        the local disk.
         """
         ...
 
@@ -209,30 +205,22 @@ class LocalStore(Protocol):
     ) -> RecordBatch | None:
         """Records of one queue from ``start``, straight from its consume queue.
 
-        Args:
-            start: First queue offset wanted. Below the minimum, the batch begins at the minimum (the caller sees the
-                gap in ``base_offset``).
-            bytes_max: Stop before exceeding it, but take at least one record however large it is (I9).
-            count_max: Items at most (> 0); an inner batch is never divided, so it may be exceeded by one batch.
+        Below the minimum, the batch begins at the minimum (the caller sees the gap in ``base_offset``). It stops before
+        exceeding ``bytes_max``, but has at least one record however large it is (I9), and ``count_max`` items (> 0); an
+        inner batch is never divided, so it may be exceeded by one batch.
 
-        Returns:
-            None when ``start`` is at or above the confirmed end, or the queue is unknown. It begins later than ``start``,
-            too, where thousands of queue offsets in a row have neither an entry nor a record: a range, not items.
+        None when ``start`` is at or above the confirmed end, or the queue is unknown. It begins later than ``start``, too,
+        where thousands of queue offsets in a row have neither an entry nor a record: a range, not items.
         """
         ...
 
     def read_compacted(
         self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
-        """What is left of a compacted topic's messages below the queue's minimum, from ``start`` on.
+        """What is left of a compacted topic's messages below the queue's minimum, from ``start`` or later on.
 
-        Args:
-            start: First queue offset wanted; the batch may begin later.
-            bytes_max: As of ``read``.
-
-        Returns:
-            Messages, and holes for those that newer ones of their key have replaced; their physical offsets are not the
-            commit log's. None where nothing is kept below the minimum.
+        Messages, and holes for those that newer ones of their key have replaced; their physical offsets are not the commit
+        log's. ``bytes_max`` as of ``read``. None where nothing is kept below the minimum.
         """
         ...
 
@@ -241,11 +229,9 @@ class LocalStore(Protocol):
         starts: Mapping[MessageQueue, QueueOffset],
         stop: Callable[[], bool] = lambda: False,
     ) -> Follower:
-        """Follow the log from where the given queues go on.
+        """Follow the log from where the given queues go on; others begin at their minimum.
 
-        Args:
-            starts: A queue that is not named begins at its minimum.
-            stop: Asked within a poll that takes more than one batch of a queue: it then ends with what it has.
+        ``stop`` is asked within a poll that takes more than one batch of a queue: it then ends with what it has.
         """
         ...
 

@@ -95,12 +95,7 @@ class Layout:
 
 
 def inspect(directory: str) -> Layout:
-    """Look at a directory before it is opened.
-
-    Raises:
-        InvalidError: It is not a store, may not be read, or is of a kind that is not supported.
-        DataError: It is a store that cannot be read as it stands.
-    """
+    """Look at a directory before it is opened. DataError: it is a store that cannot be read as it stands."""
     root = str(Path(directory).absolute())
     _check_directory(root)
     names = list_names(root)
@@ -179,9 +174,7 @@ def list_topic_queues(
 ) -> list[MessageQueue]:
     """A topic's queues that have a directory; ``strangers`` gets the paths of whatever else is there.
 
-    Raises:
-        InvalidError: The topic's directory may not be read, and the table of topics has it or cannot be read itself.
-            One that it does not have is a stranger.
+    A topic's directory that may not be read is a stranger, too, unless the table of topics has it or cannot be read itself.
     """
     directory = f"{root}/{BATCH_DIRECTORY if is_batch else QUEUE_DIRECTORY}/{topic}"
     try:
@@ -391,11 +384,7 @@ class TimerProgress:
 
 
 def read_timer_progress(root: str) -> TimerProgress:
-    """Read how far the broker of the store at ``root`` is with its timers; nothing where it has never had any.
-
-    Raises:
-        InvalidError: A file may not be read.
-    """
+    """Read how far the broker of the store at ``root`` is with its timers; nothing where it has never had any."""
     notes: list[str] = []
     wheel = decode_timer_check(read_text(f"{root}/{TIMER_CHECK_FILE}") or b"")
     table = _table(read_table(root, DELAY_OFFSETS_FILE, notes), "offsetTable") or {}
@@ -405,11 +394,7 @@ def read_timer_progress(root: str) -> TimerProgress:
 
 
 def read_text(path: str, size_max: int = 1 << 28) -> bytes | None:
-    """A whole small file, or None when it does not exist.
-
-    Raises:
-        InvalidError: It may not be read.
-    """
+    """A whole small file, or None when it does not exist."""
     descriptor = open_if_there(path)
     if descriptor is None:
         return None
@@ -423,9 +408,7 @@ def read_text(path: str, size_max: int = 1 << 28) -> bytes | None:
 def read_table(root: str, name: str, notes: list[str]) -> dict[str, Any] | None:
     """A table of the store at ``root``, or its ``.bak``; None when neither can be read.
 
-    Args:
-        name: Of the file, as ``TOPICS_FILE``.
-        notes: Gets a line for the report where it was not read from its own file.
+    ``notes`` gets a line for the report where it was not read from its own file.
     """
     exists = False
     for attempt in (name,) * _TRIES + (f"{name}.bak",):
@@ -450,9 +433,6 @@ def parse_offsets(document: object) -> dict[tuple[str, str], dict[int, int]]:
     """Offsets of consumers by group and topic, then by queue id, of ``{"offsetTable":{"topic@group":{0:12,1:34}}}``.
 
     Rows of broadcasting clients (``topic@group@client``) and negative offsets are left out: a broker keeps them for itself.
-
-    Raises:
-        ValueError: It is no such table.
     """
     table = document.get("offsetTable") if isinstance(document, dict) else None
     if not isinstance(table, dict):
@@ -592,11 +572,7 @@ def abort_mark(directory: str) -> AbortMark | None:
 
 
 def is_locked(directory: str) -> bool:
-    """Whether another open file holds a conflicting lock on byte 0 of ``lock``. Takes no lock itself.
-
-    Raises:
-        InvalidError: The file may not be read.
-    """
+    """Whether another open file holds a conflicting lock on byte 0 of ``lock``. Takes no lock itself."""
     path = f"{directory}/{LOCK_FILE}"
     descriptor = open_if_there(path)
     if descriptor is None:

@@ -44,12 +44,7 @@ NAME_DIGITS: Final = 20
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
-    """Open a file of a store, which is a regular one: whoever opens a FIFO waits for its other end, perhaps for ever.
-
-    Raises:
-        InvalidError: Something else is in its place.
-        OSError: As ``os.open``.
-    """
+    """Open a file of a store, which is a regular one: who opens a FIFO waits for its other end, perhaps for ever."""
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     except OSError as error:
@@ -63,11 +58,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
 
 
 def open_if_there(path: str) -> int | None:
-    """As ``open_read_only``; None when there is no such file.
-
-    Raises:
-        InvalidError: It is no regular file, or may not be read.
-    """
+    """As ``open_read_only``; None when there is no such file."""
     try:
         return open_read_only(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -77,11 +68,7 @@ def open_if_there(path: str) -> int | None:
 
 
 def stat_if_there(path: str, *, follows_links: bool = True) -> os.stat_result | None:
-    """What the system knows of a file or directory; None when there is none.
-
-    Raises:
-        InvalidError: It may not be looked at.
-    """
+    """What the system knows of a file or directory; None when there is none."""
     try:
         # (asked with every poll; Path costs three times as much)
         return os.stat(path, follow_symlinks=follows_links)  # noqa: PTH116
@@ -92,12 +79,7 @@ def stat_if_there(path: str, *, follows_links: bool = True) -> os.stat_result | 
 
 
 def open_read_only(path: str) -> int:
-    """Open a regular file for reading, without touching the access time where the system lets us.
-
-    Raises:
-        InvalidError: As ``open_regular``.
-        OSError: As ``os.open``.
-    """
+    """Open a regular file for reading, without touching the access time where the system lets us."""
     if _NOATIME:
         try:
             return open_regular(path, _NOATIME)
@@ -239,11 +221,7 @@ class FileCache:
         """Asked before each read: once it says so, reads end with ``ClosedError``."""
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``; fewer at the end of the file, none when it does not exist.
-
-        Raises:
-            InvalidError: The file may not be read, or the device fails.
-        """
+        """Up to ``size`` bytes from ``offset``; fewer at the end of the file, none when it does not exist."""
         view = memoryview(bytearray(size))
         return bytes(view[: self.read_chunks(path, ((offset, size),), view)])
 
@@ -281,16 +259,9 @@ class FileCache:
             self._give_back(file)
 
     def read_chunks(self, path: str, chunks: Sequence[tuple[int, int]], view: memoryview) -> int:
-        """Fill ``view`` with chunks of one file, one after another.
+        """Fill ``view`` with chunks (offset, size) of one file, in a row; how many bytes were read.
 
-        Args:
-            chunks: (offset, size) of each.
-
-        Returns:
-            The number of bytes read; what was not read is left as it was.
-
-        Raises:
-            InvalidError: As ``read``.
+        What was not read is left as it was.
         """
         file = self._take(path)
         if file is None:
@@ -519,11 +490,9 @@ class MappedFileQueue:
         return self._cache.read_chunks(self.path(base), ((position - base, size),), view)
 
     def read_chunks(self, chunks: Sequence[tuple[int, int]], view: memoryview) -> bool:
-        """Fill ``view`` with chunks of the row, one after another, and say whether every byte could be read.
+        """Fill ``view`` with chunks ``[from, to)`` of the row, none across files; whether every byte could be read.
 
-        Args:
-            chunks: ``[from, to)`` of each, none across files.
-            view: As large as all of them; zeros, which stay where nothing could be read.
+        What could not stays zero, as the view was.
         """
         done, total, at = 0, 0, 0
         while at < len(chunks):
@@ -556,11 +525,7 @@ def directory_stamp(directory: str) -> tuple[int, int] | None:
 
 
 def list_names(directory: str) -> list[str]:
-    """Names in ``directory``, sorted; empty when it does not exist.
-
-    Raises:
-        InvalidError: It may not be read.
-    """
+    """Names in ``directory``, sorted; empty when it does not exist."""
     try:
         return sorted(os.listdir(directory))  # noqa: PTH208 (names only)
     except (FileNotFoundError, NotADirectoryError):

@@ -78,7 +78,6 @@ class SmallQueues:
     """
 
     def __init__(self, states: Iterable[QueueState] = ()) -> None:
-        """Read them."""
         self._numbers: dict[MessageQueue, int] = {}
         self._firsts, self._starts = np.zeros(0, np.int64), np.zeros(1, np.int64)
         self._items = np.zeros(1, ITEM)  # the last belongs to nobody
@@ -182,11 +181,7 @@ def _is_small(index: QueueIndex) -> bool:
 def match_states(
     catalog: Catalog, block: RecordBlock, groups: Groups
 ) -> list[tuple[QueueState, Match]]:
-    """Compare records with their entries: each queue that is tiered, and its records.
-
-    Args:
-        catalog: Finds the queues. Its lock is held.
-    """
+    """Compare records with their entries: each queue that is tiered, and its records. The catalog's lock is held."""
     states = [catalog.find(queue) for queue in groups.queues]
     found = match_groups([state.index if state else None for state in states], block, groups)
     return [(state, one) for state, one in zip(states, found, strict=True) if state and one]
@@ -198,11 +193,9 @@ def match_groups(
     groups: Groups,
     listing: SmallQueues | None = None,
 ) -> list[Match | None]:
-    """Compare the records of many queues with their entries.
+    """Compare the records of many queues with their entries; an index that is None is of no interest, and has no match.
 
-    Args:
-        indexes: Of each of the groups' queues; None: it is of no interest, and has no match.
-        listing: Has entries of some of the queues at hand.
+    ``listing`` has entries of some of the queues at hand.
     """
     if not len(groups):
         return []

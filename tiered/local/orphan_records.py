@@ -21,7 +21,7 @@ from tiered.local.chunks import CHUNK_BYTES, FAR, Chunk, LogChunks, Next
 from tiered.local.classification import Case, classify_orphans, place
 from tiered.local.consumequeues import listed_places
 from tiered.local.matching import Match, match
-from tiered.local.queue_reader import Bounds, fetch, only
+from tiered.local.queue_reader import HeldQueue, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,11 +79,9 @@ class OrphanRecords:
         *,
         is_growing: bool = False,
     ) -> None:
-        """Know nothing yet.
+        """Know nothing yet; misplaced records and rebuilt entries are counted in ``anomalies``.
 
-        Args:
-            anomalies: Where misplaced records and rebuilt entries are counted.
-            is_growing: A broker runs: what its queues list is looked up anew each time.
+        ``is_growing``: a broker runs, and what its queues list is looked up anew each time.
         """
         self._log = log
         self._catalog = catalog
@@ -97,8 +95,8 @@ class OrphanRecords:
         self._looked: set[tuple[MessageQueue, int, int]] = set()
 
     @property
-    def _bounds(self) -> Bounds:
-        return Bounds(self._log.bases[0] if self._log.bases else 0, self._log.end)
+    def _log_min(self) -> int:
+        return self._log.bases[0] if self._log.bases else 0
 
     # -- walking ---------------------------------------------------------------------------------
 
@@ -134,7 +132,6 @@ class OrphanRecords:
             self._lost[start] = start + size
 
     def _listed_places(self, at: int) -> Longs:
-        """The places that any queue lists in the log file of a place, in order."""
         base = self._log.base_of(at)
         if base is None:
             return np.zeros(0, np.int64)
@@ -164,11 +161,7 @@ class OrphanRecords:
         self._noted.setdefault(state.queue, (state, []))[1].append(orphans)
 
     def decide(self, walked_from: int) -> bool:
-        """Decide on all that were noted; whether any is listed from now on.
-
-        Args:
-            walked_from: The log was walked from here on; what lies before it was not looked at.
-        """
+        """Decide on all that were noted by a walk from ``walked_from`` on; whether any is listed from now on."""
         is_any = False
         for state, noted in self._noted.values():
             rows = np.sort(np.concatenate(noted), order="place")
@@ -238,7 +231,6 @@ class OrphanRecords:
         return cases, offsets
 
     def _lost_between(self, places: Longs) -> Longs:
-        """Bytes that are known to be lost between each place and the next."""
         starts = np.array(sorted(self._lost), np.int64)
         sizes = np.array([self._lost[start] for start in starts.tolist()], np.int64) - starts
         total = np.concatenate(([0], np.cumsum(sizes)))
@@ -251,8 +243,7 @@ class OrphanRecords:
     ) -> tuple[Neighbour | None, Neighbour | None]:
         """What is listed before a place in the log, or rebuilt; and what is listed behind it.
 
-        Args:
-            known: Listed records that the walk has met, in log order: damage of the consume queue does not hide them.
+        ``known``: listed records that the walk has met, in log order: damage of the consume queue does not hide them.
         """
         index = state.index
         befores = [self._listed_before(state, index.written_end(at), at)]
@@ -281,7 +272,7 @@ class OrphanRecords:
             entries, is_listed = self._borne_out(state, max(first, end - count), end)
             is_listed &= entries.physical_offsets < place
             if not is_listed.any():
-                is_listed = entries.is_written & (entries.physical_offsets < self._bounds.log_min)
+                is_listed = entries.is_written & (entries.physical_offsets < self._log_min)
             good = np.flatnonzero(is_listed)
             if len(good):
                 at = int(good[-1])
@@ -303,18 +294,16 @@ class OrphanRecords:
 
     def _borne_out(self, state: QueueState, start: int, end: int) -> tuple[Entries, Flags]:
         """Some entries, and which of them name a record of their own."""
-        index = state.index
-        entries = index.entries(start, end)
-        found = fetch(self._log, state.queue, entries, self._bounds, is_batch=index.is_batch)
-        return entries, found.cases == Case.LISTED
+        entries = state.index.entries(start, end)
+        held = HeldQueue(self._log, state.queue, state.index, self._log_min, self._log.end)
+        return entries, held.fetch(entries).cases == Case.LISTED
 
     # -- looking for them ------------------------------------------------------------------------
 
     def look_around(self, state: QueueState, first: int, last: int, end: int) -> bool | None:
         """Decide on what lies between the neighbours of records at these places, and below ``end``.
 
-        Returns:
-            Whether anything is listed now that was not; None when the neighbours are too far apart.
+        Whether anything is listed now that was not; None when the neighbours are too far apart.
         """
         low, _ = self.around(state, first)
         _, high = self.around(state, last)
@@ -323,12 +312,8 @@ class OrphanRecords:
     def search(self, state: QueueState, entries: Entries, found: Fetched, end: int) -> bool:
         """Look for the records of entries that name none of their own, between those of their neighbours in the log.
 
-        Args:
-            entries: Of queue offsets that follow each other.
-            end: Of the log from here on it has been decided what counts, entry or not.
-
-        Returns:
-            Whether any was found, which is listed from now on.
+        The entries follow each other; from ``end`` of the log on it has been decided what counts, entry or not. Whether any
+        was found, which is listed from now on.
         """
         is_found = False
         is_hole = np.concatenate(([False], found.cases != Case.LISTED, [False]))
@@ -352,7 +337,7 @@ class OrphanRecords:
         end: int,
     ) -> bool | None:
         """Walk the log between two neighbours, once, and decide on what stands there of their queue."""
-        start = max(low.place if low else 0, self._bounds.log_min)
+        start = max(low.place if low else 0, self._log_min)
         stop = end if high is None else min(high.place, end)
         key = state.queue, start, stop
         if start >= stop or key in self._looked:

@@ -63,7 +63,10 @@ GAP_PER_BYTE: Final = 2
 """Bytes between two wanted records are read rather than skipped by a second read when they are at most
 ``GAP_BYTES_MIN``, or at most ``GAP_PER_BYTE`` times the record before and ``GAP_BYTES_MAX``: a batch never costs more
 than about seven times its bytes."""
-_NO_HOLE: Final = 0
+_LOOKED_AT: Final = 32
+_LOOKED_AT_MAX: Final = 4096
+_LOOKED_AT_BYTES: Final = 1 << 20
+"""What is looked at in one go where a message is looked for by its time."""
 
 
 class UnreadError(Exception):
@@ -73,14 +76,6 @@ class UnreadError(Exception):
         super().__init__(queue_offset, place)
         self.queue_offset = queue_offset
         self.place = place
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Which part of the log may be read."""
-
-    log_min: int  # first local physical offset
-    log_end: int  # one past the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +95,9 @@ class Fetched:
 def plan_reads(
     physical_offsets: Longs, sizes: Ints, within: Longs
 ) -> list[tuple[int, int, int, int]]:
-    """Join neighbouring records into reads.
+    """Join neighbouring records into reads ``(first record, one past the last, from byte, to byte)``, in record order.
 
-    Args:
-        physical_offsets: int64[n], where each record lies, n > 0.
-        sizes: int32[n].
-        within: int64[n], how far into its file each lies. A read never spans files.
-
-    Returns:
-        ``(first record, one past the last record, from byte, to byte)`` of each read, in record order.
+    ``within``: how far into its file each lies. A read never spans files.
     """
     ends = physical_offsets + sizes
     gaps = physical_offsets[1:] - ends[:-1]
@@ -122,14 +111,6 @@ def plan_reads(
         (first, last, int(physical_offsets[first]), int(ends[last - 1]))
         for first, last in zip(firsts, lasts, strict=True)
     ]
-
-
-def readable(entries: Entries, bounds: Bounds, log: MappedFileQueue) -> Flags:
-    """bool[n]: whether each entry names bytes that lie in the log and in one file."""
-    physical, sizes = entries.physical_offsets, entries.sizes.astype(np.int64)
-    good = entries.is_written & (physical >= bounds.log_min) & (physical < bounds.log_end)
-    room = np.minimum(bounds.log_end - physical, log.file_bytes - log.within(physical))
-    return good & (sizes <= np.minimum(room, RECORD_BYTES_MAX))
 
 
 def distinct_records(entries: Entries, wanted: Flags) -> tuple[Longs, Longs]:
@@ -147,123 +128,162 @@ def distinct_records(entries: Entries, wanted: Flags) -> tuple[Longs, Longs]:
     return chosen[is_first], record_of
 
 
-def fetch(
-    log: MappedFileQueue,
-    queue: MessageQueue,
-    entries: Entries,
-    bounds: Bounds,
-    *,
-    is_batch: bool,
-    lists: Lists = lambda _queue, _offset, _place: True,
-) -> Fetched:
-    """Read and judge the records that ``entries`` of ``queue`` name.
+@dataclass(frozen=True, slots=True)
+class HeldQueue:
+    """A queue whose entries are held against the records that they name, in a part of the log. For any thread."""
 
-    An entry whose size alone is wrong gets the size that its record has, in ``entries`` too; but only if a record of that
-    size passes its checks there, since the record's size may as well be what is damaged.
+    log: MappedFileQueue
+    queue: MessageQueue
+    index: QueueIndex
+    log_min: int  # first local physical offset that may be read
+    log_end: int  # one past the last
+    lists: Lists = lambda _queue, _offset, _place: True
+    """Whether another queue lists a record. If what a record says of itself is listed nowhere, the record is damaged, and
+    not the entry that names it."""
 
-    Args:
-        entries: Of queue offsets that follow each other.
-        lists: Whether another queue lists a record. If what a record says of itself is listed nowhere, the record is
-            damaged, not the entry.
+    def readable(self, entries: Entries) -> Flags:
+        """bool[n]: whether each entry names bytes that lie in the log and in one file."""
+        physical, sizes = entries.physical_offsets, entries.sizes.astype(np.int64)
+        good = entries.is_written & (physical >= self.log_min) & (physical < self.log_end)
+        in_file = self.log.file_bytes - self.log.within(physical)
+        room = np.minimum(self.log_end - physical, in_file)
+        return good & (sizes <= np.minimum(room, RECORD_BYTES_MAX))
 
-    Raises:
-        InvalidError: A file may not be read.
-    """
-    found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
-    if found.cases.any() and _mend_sizes(log, entries, found.cases, bounds):
-        found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
-    return found
+    def plan_count(self, entries: Entries, bytes_max: int) -> int:
+        """How many entries to take so that their records have at most ``bytes_max`` bytes; at least one record's."""
+        firsts, _ = distinct_records(entries, self.readable(entries))
+        costs = np.zeros(len(entries), np.int64)
+        costs[firsts] = entries.sizes[firsts]
+        total = np.cumsum(costs)
+        over = np.flatnonzero(total > bytes_max)
+        if not len(over):
+            return len(entries)
+        count = int(over[0])
+        if count and total[count - 1]:
+            return count
+        return int(firsts[1]) if len(firsts) > 1 else len(entries)
 
+    def fetch(self, entries: Entries) -> Fetched:
+        """Read and judge the records that entries, which follow each other, name.
 
-def held_end(
-    log: MappedFileQueue, queue: MessageQueue, index: QueueIndex, end: int, bounds: Bounds
-) -> int:
-    """Where a queue ends that says ``end``, its last batch held against its record.
+        An entry whose size alone is wrong gets the size that its record has, in ``entries`` too; but only if a record of
+        that size passes its checks there, since the record's size may as well be what is damaged.
+        """
+        found = self._fetch(entries)
+        if found.cases.any() and self._mend_sizes(entries, found.cases):
+            found = self._fetch(entries)
+        return found
 
-    No checksum covers how many queue offsets a batch takes, in the consume queue or in the record; nor where it begins, when
-    the batch before does not lead there. Where the two differ the lesser end is taken: what is beyond may never have been.
-    """
-    unit, is_bound = index.closing_unit(end)
-    if not len(unit):
-        return end
-    base = int(unit["base_offset"][0])
-    places, sizes = unit["physical_offset"].astype(np.int64), unit["size"].astype(np.int32)
-    entry = Entries(base, places, sizes, np.zeros(1, np.int64))
-    block = fetch(log, queue, entry, bounds, is_batch=True).block
-    if not len(block) or block.faults[0] != RecordFault.OK or not _is_of_queue(block, queue)[0]:
-        return end
-    first = int(block.queue_offsets[0])
-    if first != base and is_bound:
-        return end
-    return min(end, first + int(inner_counts(block)[0]))
+    def held_end(self, end: int) -> int:
+        """Where the queue ends that says ``end``, its last batch held against its record.
 
+        No checksum covers how many queue offsets a batch takes, in the consume queue or in the record; nor where it begins,
+        when the batch before does not lead there. Where the two differ the lesser end is taken: what is beyond may never
+        have been.
+        """
+        unit, is_bound = self.index.closing_unit(end)
+        if not len(unit):
+            return end
+        base = int(unit["base_offset"][0])
+        places, sizes = unit["physical_offset"].astype(np.int64), unit["size"].astype(np.int32)
+        block = self.fetch(Entries(base, places, sizes, np.zeros(1, np.int64))).block
+        is_sound = len(block) and block.faults[0] == RecordFault.OK
+        if not is_sound or not _is_of_queue(block, self.queue)[0]:
+            return end
+        first = int(block.queue_offsets[0])
+        if first != base and is_bound:
+            return end
+        return min(end, first + int(inner_counts(block)[0]))
 
-def _mend_sizes(
-    log: MappedFileQueue, entries: Entries, cases: npt.NDArray[np.int8], bounds: Bounds
-) -> bool:
-    """Give entries that name the place of a sound record, whosever it is, the size that it says; whether any had another."""
-    changed = False
-    places = entries.physical_offsets
-    wrong = (cases != 0) & (cases != HoleReason.FOREIGN)
-    wrong &= (places >= bounds.log_min) & (places < bounds.log_end)
-    wrong &= (places > 0) | (entries.sizes != 0)  # zeros name no record
-    chunks = LogChunks(log)
-    for at in np.flatnonzero(wrong).tolist():
-        there = chunks.read(int(places[at]), bounds.log_end, RECORD_BYTES_MIN).block
-        if len(there) and there.faults[0] == RecordFault.OK and there.sizes[0] != entries.sizes[at]:
-            entries.sizes[at] = there.sizes[0]
-            changed = True
-    return changed
+    def first_at_or_after(self, span: Span, time_ms: int) -> int:
+        """First queue offset of ``span`` whose store time is at or after ``time_ms``, by bisection; its end without one.
 
+        Holes have no time: they go with the message behind them.
+        """
+        low, high = min(span), span[1]
+        while low < high:
+            middle = (low + high) // 2
+            at, found_ms = self.first_message((middle, high))
+            if at is None or found_ms >= time_ms:
+                high = middle
+            else:
+                low = at + 1
+        return low
 
-def _fetch(
-    log: MappedFileQueue,
-    queue: MessageQueue,
-    entries: Entries,
-    bounds: Bounds,
-    *,
-    is_batch: bool,
-    lists: Lists,
-) -> Fetched:
-    wanted = readable(entries, bounds, log)
-    firsts, record_of = distinct_records(entries, wanted)
-    physical, sizes = entries.physical_offsets[firsts], entries.sizes[firsts]
-    buffer, positions, is_whole = _read(log, physical, sizes)
-    block = parse_records(buffer, positions, sizes)
-    check_records(block, expected_physical=physical)
-    unread = np.zeros(len(entries), np.bool_)
-    if log.has_lost:
-        is_lost = np.array([*log.lost(physical, sizes), False])
-        block.faults[is_lost[:-1]] = RecordFault.CRC
-        unread = is_lost[record_of]
-    at = np.flatnonzero(wanted)
-    numbers = record_of[at]
-    offsets = entries.start + at - block.queue_offsets[numbers]
-    counts = inner_counts(block)[numbers] if is_batch else 1
-    agrees = np.zeros(len(entries), np.bool_)
-    agrees[at] = _is_of_queue(block, queue)[numbers] & (offsets >= 0) & (offsets < counts)
-    sound, traces = np.zeros(len(entries), np.bool_), np.zeros(len(entries), np.bool_)
-    sound[at] = block.faults[numbers] == RecordFault.OK
-    if not sound[at].all():
-        traces[at] = _has_traces(block, physical)[numbers]
-    others = np.zeros(len(entries), np.bool_)
-    for odd in np.flatnonzero(sound & ~agrees).tolist():
-        number = int(record_of[odd])  # what it says of itself
-        topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
-        owner = MessageQueue(topic, int(block.queue_ids[number]))
-        offset = int(block.queue_offsets[number])
-        others[odd] = not _is_one_unit(entries, odd, owner == queue, offset) and lists(
-            owner, offset, int(entries.physical_offsets[odd])
+    def first_message(self, span: Span) -> tuple[int | None, int]:
+        """The first queue offset of ``span`` that has a message, and its store time; None without one."""
+        start, end = span
+        count = 1
+        while start < end:
+            entries = self.index.entries(start, min(end, start + count))
+            entries = entries.head(self.plan_count(entries, _LOOKED_AT_BYTES))
+            found = self.fetch(entries)
+            good = np.flatnonzero(found.cases == 0)
+            if len(good):
+                at = int(good[0])
+                return start + at, int(found.block.store_timestamps_ms[found.record_of[at]])
+            start, count = start + len(entries), min(max(_LOOKED_AT, 2 * count), _LOOKED_AT_MAX)
+        return None, 0
+
+    def _mend_sizes(self, entries: Entries, cases: npt.NDArray[np.int8]) -> bool:
+        """Give entries that name the place of a sound record, of any queue, its size; whether any had another."""
+        changed = False
+        places = entries.physical_offsets
+        wrong = (cases != 0) & (cases != HoleReason.FOREIGN)
+        wrong &= (places >= self.log_min) & (places < self.log_end)
+        wrong &= (places > 0) | (entries.sizes != 0)  # zeros name no record
+        chunks = LogChunks(self.log)
+        for at in np.flatnonzero(wrong).tolist():
+            there = chunks.read(int(places[at]), self.log_end, RECORD_BYTES_MIN).block
+            if (
+                len(there)
+                and there.faults[0] == RecordFault.OK
+                and there.sizes[0] != entries.sizes[at]
+            ):
+                entries.sizes[at] = there.sizes[0]
+                changed = True
+        return changed
+
+    def _fetch(self, entries: Entries) -> Fetched:
+        wanted = self.readable(entries)
+        firsts, record_of = distinct_records(entries, wanted)
+        physical, sizes = entries.physical_offsets[firsts], entries.sizes[firsts]
+        buffer, positions, is_whole = _read(self.log, physical, sizes)
+        block = parse_records(buffer, positions, sizes)
+        check_records(block, expected_physical=physical)
+        unread = np.zeros(len(entries), np.bool_)
+        if self.log.has_lost:
+            is_lost = np.array([*self.log.lost(physical, sizes), False])
+            block.faults[is_lost[:-1]] = RecordFault.CRC
+            unread = is_lost[record_of]
+        at = np.flatnonzero(wanted)
+        numbers = record_of[at]
+        offsets = entries.start + at - block.queue_offsets[numbers]
+        counts = inner_counts(block)[numbers] if self.index.is_batch else 1
+        agrees = np.zeros(len(entries), np.bool_)
+        agrees[at] = _is_of_queue(block, self.queue)[numbers] & (offsets >= 0) & (offsets < counts)
+        sound, traces = np.zeros(len(entries), np.bool_), np.zeros(len(entries), np.bool_)
+        sound[at] = block.faults[numbers] == RecordFault.OK
+        if not sound[at].all():
+            traces[at] = _has_traces(block, physical)[numbers]
+        others = np.zeros(len(entries), np.bool_)
+        for odd in np.flatnonzero(sound & ~agrees).tolist():
+            number = int(record_of[odd])  # what it says of itself
+            topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
+            owner = MessageQueue(topic, int(block.queue_ids[number]))
+            offset = int(block.queue_offsets[number])
+            others[odd] = not _is_one_unit(
+                entries, odd, owner == self.queue, offset
+            ) and self.lists(owner, offset, int(entries.physical_offsets[odd]))
+        cases = classify_entries(
+            is_written=entries.is_written,
+            is_within=wanted,
+            is_sound=sound,
+            is_trace=traces,
+            agrees=agrees,
+            is_other_listed=others,
         )
-    cases = classify_entries(
-        is_written=entries.is_written,
-        is_within=wanted,
-        is_sound=sound,
-        is_trace=traces,
-        agrees=agrees,
-        is_other_listed=others,
-    )
-    return Fetched(block, record_of, cases, is_whole, unread)
+        return Fetched(block, record_of, cases, is_whole, unread)
 
 
 def _is_one_unit(entries: Entries, at: int, is_own: bool, offset: int) -> bool:
@@ -343,13 +363,7 @@ class TagRule:
             self.apply(queue, match.all_entries, own[number], tags)
 
     def apply(self, queue: MessageQueue, entries: Entries, owns: Longs, tags: Longs) -> None:
-        """Set the tag codes of entries to those of their records.
-
-        Args:
-            entries: ``tag_codes`` is changed.
-            owns: Number in the block of each entry's own sound record; -1: it has none, and stays as it is.
-            tags: ``tag_hashes`` of the block.
-        """
+        """Set the tag codes of entries to those (``tags``) of their own sound records; ``owns``: -1 where there is none."""
         if not len(tags) or queue.topic == SCHEDULE_TOPIC:
             return  # (there the tag code is the time of delivery)
         unlike = np.flatnonzero((entries.tag_codes != tags[owns]) & (owns >= 0))
@@ -454,58 +468,43 @@ _SILENCE_READ: Final = 1 << 16
 
 
 def read_batch(
-    log: MappedFileQueue,
+    held: HeldQueue,
     tags: TagRule,
-    queue: MessageQueue,
-    index: QueueIndex,
-    lists: Lists,
+    span: Span,
     *,
     search: Search,
-    start: int,
-    end: int,
-    bounds: Bounds,
     bytes_max: int,
     count_max: int,
 ) -> RecordBatch | None:
-    """Read queue offsets from ``start``, at most to ``end``.
+    """Read queue offsets of ``span``; at least one record, else within ``bytes_max``.
 
-    Args:
-        tags: What becomes of tag codes; where holes are counted.
-        lists: Whether another queue lists a record.
-        search: Asked when some entries name no record of their own; it says whether that has changed.
-        start: First queue offset, inclusive.
-        end: Exclusive, above ``start``.
-        bytes_max: Stop before exceeding it, but take at least one record.
-        count_max: Items at most, but an inner batch is not divided.
+    ``count_max`` items, but an inner batch is not divided. ``search`` is asked when some entries name no record of their
+    own; it says whether that has changed.
 
-    Returns:
-        A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
-        ``search`` said so, or bytes that should be there could not be read: look whether the log's minimum has moved,
-        and ask again (``bounds.log_min`` must then be the new one).
-
-    Raises:
-        InvalidError: A file may not be read.
-        UnreadError: The device fails to read the first record.
+    A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
+    ``search`` said so, or bytes that should be there could not be read: look whether the log's minimum has moved, and ask
+    again (``log_min`` must then be the new one). UnreadError: the device fails to read the first record.
     """
+    log, index, (start, end) = held.log, held.index, span
     slack = BATCH_COUNT_MAX if index.is_batch else 0
     entries = index.entries(start, min(end, start + count_max + slack))
     entries = entries.head(whole_records(entries, count_max))
     entries = entries.head(before_silence(entries))
-    entries = entries.head(plan_count(entries, bounds, log, bytes_max))
-    found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
+    entries = entries.head(held.plan_count(entries, bytes_max))
+    found = held.fetch(entries)
     if not found.is_whole:
         log.rescan()
-        if log.bases and log.bases[0] > bounds.log_min:
+        if log.bases and log.bases[0] > held.log_min:
             return None
     if found.unread.any():
         count = int(np.argmax(found.unread))
         if not count:
             raise UnreadError(entries.start, int(entries.physical_offsets[0]))
         entries = entries.head(count)
-        found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
+        found = held.fetch(entries)
     if found.cases.any() and search(entries, found):
         return None
-    return _compose(queue, entries, found, tags)
+    return _compose(held.queue, entries, found, tags)
 
 
 def first_said(index: QueueIndex, start: int, end: int) -> int:
@@ -535,22 +534,6 @@ def whole_records(entries: Entries, count_max: int) -> int:
     physical = entries.physical_offsets
     is_other = (physical[count_max:] != physical[count_max - 1]) | (entries.sizes[count_max:] <= 0)
     return count_max + int(np.argmax(is_other)) if is_other.any() else len(entries)
-
-
-def plan_count(entries: Entries, bounds: Bounds, log: MappedFileQueue, bytes_max: int) -> int:
-    """How many entries to take so that their records have at most ``bytes_max`` bytes; at least one record's."""
-    wanted = readable(entries, bounds, log)
-    firsts, _ = distinct_records(entries, wanted)
-    costs = np.zeros(len(entries), np.int64)
-    costs[firsts] = entries.sizes[firsts]
-    total = np.cumsum(costs)
-    over = np.flatnonzero(total > bytes_max)
-    if not len(over):
-        return len(entries)
-    count = int(over[0])
-    if count and total[count - 1]:
-        return count
-    return int(firsts[1]) if len(firsts) > 1 else len(entries)
 
 
 def _compose(queue: MessageQueue, entries: Entries, found: Fetched, rule: TagRule) -> RecordBatch:
@@ -598,58 +581,3 @@ def _holes(
         place = PhysicalOffset(int(entries.physical_offsets[at]))
         kept.append(Quarantined(offset, place, reason, detail, raw))
     return tuple(kept)
-
-
-# -- times -------------------------------------------------------------------------------------------
-#
-# Finding a queue offset by store time.
-
-_LOOKED_AT: Final = 32
-_LOOKED_AT_MAX: Final = 4096
-_LOOKED_AT_BYTES: Final = 1 << 20
-
-
-def first_at_or_after(
-    log: MappedFileQueue,
-    queue: MessageQueue,
-    index: QueueIndex,
-    bounds: Bounds,
-    *,
-    span: Span,
-    time_ms: int,
-) -> int:
-    """First queue offset whose store time is at or after ``time_ms``, by bisection; the end when there is none.
-
-    Holes have no time: they go with the message behind them.
-
-    Args:
-        span: Queue offsets ``(first, one past the last)``.
-        time_ms: UTC.
-    """
-    low, high = min(span), span[1]
-    while low < high:
-        middle = (low + high) // 2
-        at, found_ms = first_message(log, queue, index, bounds, span=(middle, high))
-        if at is None or found_ms >= time_ms:
-            high = middle
-        else:
-            low = at + 1
-    return low
-
-
-def first_message(
-    log: MappedFileQueue, queue: MessageQueue, index: QueueIndex, bounds: Bounds, *, span: Span
-) -> tuple[int | None, int]:
-    """The first queue offset of ``span`` that has a message, and its store time; None without one."""
-    start, end = span
-    count = 1
-    while start < end:
-        entries = index.entries(start, min(end, start + count))
-        entries = entries.head(plan_count(entries, bounds, log, _LOOKED_AT_BYTES))
-        found = fetch(log, queue, entries, bounds, is_batch=index.is_batch)
-        good = np.flatnonzero(found.cases == 0)
-        if len(good):
-            at = int(good[0])
-            return start + at, int(found.block.store_timestamps_ms[found.record_of[at]])
-        start, count = start + len(entries), min(max(_LOOKED_AT, 2 * count), _LOOKED_AT_MAX)
-    return None, 0

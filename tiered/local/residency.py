@@ -41,12 +41,7 @@ class Residency:
         view: Callable[[], View],
         is_cached: Callable[[str, Iterable[int]], bool] | None = None,
     ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            view: The view that holds now (``RocketMQStore.current_view``).
-            is_cached: Whether bytes of a file are in memory; for tests.
-        """
+        """Ask nothing yet; ``view`` gives the one that holds now (``RocketMQStore.current_view``)."""
         self._view = view
         self._is_cached = is_cached or is_cached_in_file
 
@@ -58,11 +53,7 @@ class Residency:
         return state.bounds
 
     def is_in_memory(self, queue: MessageQueue, start: int, count: int) -> bool:
-        """Whether the records of ``count`` messages from ``start`` on are in memory, by some of their pages.
-
-        Raises:
-            InvalidError: The consume queue may not be read.
-        """
+        """Whether the records of ``count`` messages from ``start`` on are in memory, by some of their pages."""
         view = self._view()
         state = view.catalog.states.get(queue)
         end = 0 if state is None else min(start + min(count, ITEMS_MAX), state.end)

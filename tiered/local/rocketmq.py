@@ -57,10 +57,8 @@ from tiered.local.log_index import LogIndex
 from tiered.local.mapped_file_queue import FileCache, LostPages, MappedFileQueue, list_bases
 from tiered.local.matching import Match, match, match_groups
 from tiered.local.queue_reader import (
-    Bounds,
     TagRule,
     UnreadError,
-    first_at_or_after,
     first_said,
     read_batch,
     sound_batches,
@@ -182,17 +180,7 @@ class RocketMQStore:
         clock: Clock | None = None,
         options: RocketMQOptions | None = None,
     ) -> RocketMQStore:
-        """Open a store directory.
-
-        Args:
-            directory: The broker's ``storePathRootDir``.
-            clock: Default: the machine's.
-            options: Default: ``RocketMQOptions()``.
-
-        Raises:
-            ClosedError: ``options.stop`` said so.
-            InvalidError: It is not a store, may not be read, or is of a kind that is not supported.
-        """
+        """Open a store directory, a broker's ``storePathRootDir``. ClosedError: ``options.stop`` said so."""
         return cls(os.fspath(directory), clock or SystemClock(), options or RocketMQOptions())
 
     def __init__(self, directory: str, clock: Clock, options: RocketMQOptions) -> None:
@@ -284,11 +272,8 @@ class RocketMQStore:
         state = view.catalog.states.get(queue)
         if state is None:
             return QueueOffset(0)
-        bounds = Bounds(view.log_min, view.log_end)
         span = state.min, state.end
-        return QueueOffset(
-            first_at_or_after(view.log, queue, state.index, bounds, span=span, time_ms=timestamp_ms)
-        )
+        return QueueOffset(view.held(state).first_at_or_after(span, timestamp_ms))
 
     def waiting(self) -> Waiting:
         """See ``LocalStore``. Of a stopped store only what stands behind damage waits: the rest has been decided."""
@@ -382,8 +367,7 @@ class RocketMQStore:
     ) -> list[RecordBatch] | None:
         """Move a running store's frontier, if it stands at ``position``, and let ``take`` make batches of it.
 
-        Returns:
-            None when nothing is new, or the frontier stands elsewhere.
+        None when nothing is new, or the frontier stands elsewhere.
         """
         with self._lock:
             if view is not self._view or view.log_end != position:
@@ -403,15 +387,10 @@ class RocketMQStore:
                 return None
             try:
                 batch = read_batch(
-                    view.log,
+                    replace(view.held(state), lists=view.catalog.lists),
                     self.tag_rule(view),
-                    state.queue,
-                    state.index,
-                    view.catalog.lists,
+                    (low, end),
                     search=lambda entries, found: self._search(view, state, entries, found),
-                    start=low,
-                    end=end,
-                    bounds=Bounds(view.log_min, view.log_end),
                     bytes_max=bytes_max,
                     count_max=count_max,
                 )

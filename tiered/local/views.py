@@ -45,7 +45,7 @@ what is listed behind it is counted, and the place told: "not yet", and never a 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -75,7 +75,7 @@ from tiered.local.interface import HoleReason, Waiting
 from tiered.local.log_index import LogIndex
 from tiered.local.matching import Match, SmallQueues, match, match_states, orphan_indices
 from tiered.local.orphan_records import OrphanRecords
-from tiered.local.queue_reader import Bounds, fetch, held_end, plan_count
+from tiered.local.queue_reader import HeldQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,8 +122,15 @@ class View:
         """What is in the store but not proven committed."""
         raise NotImplementedError
 
+    def held(
+        self, state: QueueState, log_min: int | None = None, log_end: int | None = None
+    ) -> HeldQueue:
+        """A queue, to be held against a part of the log; by default what is committed."""
+        low = self.log_min if log_min is None else log_min
+        high = self.log_end if log_end is None else log_end
+        return HeldQueue(self.log, state.queue, state.index, low, high)
+
     def _end_place(self) -> str:
-        """Where the log ends, for a person."""
         base = self.log.base_of(self.log_end)
         base = self.log.bases[-1] if base is None else base
         return f"{self.log.path(base)}, byte {self.log_end - base}"
@@ -192,7 +199,6 @@ class DeadView(View):
     # -- opening ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Know nothing yet."""
         self.log_end = self.torn_bytes = 0
         self.listing = SmallQueues()  # entries of the small queues
         self._small = self.listing.places()  # where the records are that those name
@@ -261,15 +267,7 @@ class DeadView(View):
         index = state.index
         first = index.first_of_file(base)
         entries = index.entries(first, first + _FILE_ENTRIES)
-        bounds = Bounds(self.log_min, self.log_end)
-        found = fetch(
-            self.log,
-            state.queue,
-            entries,
-            bounds,
-            is_batch=index.is_batch,
-            lists=self.catalog.lists,
-        )
+        found = replace(self.held(state), lists=self.catalog.lists).fetch(entries)
         is_sound = np.append(found.block.faults == RecordFault.OK, False)[found.record_of]
         is_own, strange = found.cases == Case.LISTED, found.cases == Case.DAMAGED
         unnamed = len(distinct(found.record_of[strange & is_sound]))
@@ -327,18 +325,14 @@ class DeadView(View):
 
     def _entries_behind_end(self, state: QueueState) -> Iterator[tuple[Entries, Fetched]]:
         """What a queue lists behind its end, and the records behind the log's end that it names."""
-        bounds = Bounds(self.log_end, self.log.end)
+        held = self.held(state, self.log_end, self.log.end)
         at, end = state.end, self._tails.get(state.queue, QueueTail(0, -1)).end
         while at < end:
             entries = state.index.entries(at, min(end, at + _LEFT_READ))
             if not entries.is_written.any():
                 return  # a damaged last unit may name any end
-            count = plan_count(entries, bounds, self.log, CHUNK_BYTES)
-            entries = entries.head(count)
-            yield (
-                entries,
-                fetch(self.log, state.queue, entries, bounds, is_batch=state.index.is_batch),
-            )
+            entries = entries.head(held.plan_count(entries, CHUNK_BYTES))
+            yield entries, held.fetch(entries)
             at += len(entries)
 
     def _listed_end(self) -> int:
@@ -407,8 +401,8 @@ class DeadView(View):
 
     def _set_bounds(self, state: QueueState) -> None:
         index = state.index
-        bounds = Bounds(self.log_min, self.log.end)
-        end = held_end(self.log, state.queue, index, index.cut_end(self.log_end), bounds)
+        held = self.held(state, log_end=self.log.end)
+        end = held.held_end(index.cut_end(self.log_end))
         end = max(end, self._listed.get(state.queue, 0))
         rebuilt = index.rebuilt.bounds
         if rebuilt is not None:
@@ -533,14 +527,13 @@ class LiveView(View):
 
         Entries behind it are left from before a restart, and wait.
         """
-        bounds = Bounds(self.log_min, limit)
-        end, step = state.index.written_end(limit), 1
-        end = held_end(self.log, state.queue, state.index, end, bounds)
+        held = self.held(state, log_end=limit)
+        end, step = held.held_end(state.index.written_end(limit)), 1
         first_offset = max(state.end, state.index.span()[0])
         while end > first_offset:
             first = max(first_offset, end - step)
             entries = state.index.entries(first, end)
-            found = fetch(self.log, state.queue, entries, bounds, is_batch=state.index.is_batch)
+            found = held.fetch(entries)
             there = np.flatnonzero((found.cases == 0) | (found.cases == HoleReason.DAMAGED))
             if len(there):
                 state.end = first + int(there[-1]) + 1
@@ -554,14 +547,9 @@ class LiveView(View):
     # -- the frontier ----------------------------------------------------------------------------
 
     def advance(self, bytes_max: int, is_same: Callable[[], bool]) -> Advance | None:
-        """Move the frontier by one chunk.
+        """Move the frontier by one chunk; None when there is nothing new, or the broker is another one.
 
-        Args:
-            bytes_max: How much of the log to look at, at most (one record at least).
-            is_same: Whether the same broker still runs; asked after everything was read.
-
-        Returns:
-            None when there is nothing new, or the broker is another one.
+        ``is_same``: whether the same broker still runs; asked after everything was read.
         """
         if not self._has_record_at_end():
             return None
@@ -863,9 +851,7 @@ class LiveView(View):
         entries = state.index.entries(start, start + _LOOKED_AT)
         if not (entries.is_written & (entries.physical_offsets > self.log_end)).any():
             return entries, None
-        bounds = Bounds(self.log_end + 1, FAR)
-        is_batch = state.index.is_batch
-        return entries, fetch(self.log, state.queue, entries, bounds, is_batch=is_batch)
+        return entries, self.held(state, self.log_end + 1, FAR).fetch(entries)
 
     def _count_behind(self) -> Waiting:
         """What consume queues list behind damage at the frontier, if there is a sound record among it.

@@ -129,12 +129,7 @@ class Bodies:
     """
 
     def __init__(self, body_bytes: int, seed: int, *, messages: int) -> None:
-        """Prepare the words.
-
-        Args:
-            body_bytes: Of each body.
-            messages: How many will be made, about; few messages need fewer words.
-        """
+        """Prepare the words for about so many messages; few need fewer."""
         self._seed = seed
         self._head, self._fields = _head()
         self._text_bytes = max(0, body_bytes - len(self._head) - len(_END))
@@ -144,12 +139,7 @@ class Bodies:
         self._windows = sliding_window_view(pool, self._text_bytes) if self._text_bytes else None
 
     def fill(self, out: Text, numbers: Longs, times_ms: Longs) -> None:
-        """Write the bodies of messages.
-
-        Args:
-            out: One row of ``body_bytes`` for each message; written to.
-            times_ms: When they were born, UTC.
-        """
+        """Write the bodies of messages into ``out``, a row each; they were born at ``times_ms``."""
         head = np.tile(self._head, (len(numbers), 1))
         for name, column in self._columns(numbers, times_ms).items():
             at = self._fields[name]
@@ -185,7 +175,6 @@ class Bodies:
 
 
 def _head() -> tuple[Text, dict[str, int]]:
-    """What stands in front of the words, and where the fields stand in it."""
     text = ""
     fields: dict[str, int] = {}
     for before, name, width in (
@@ -244,11 +233,7 @@ class RecordRows:
         cluster: str,
         seed: int,
     ) -> None:
-        """Make the templates, one for each of ``topics``; ``options.store_host`` is producer and broker.
-
-        Raises:
-            InvalidError: A name, or the length of bodies, that no record can have.
-        """
+        """Make the templates, one for each of ``topics``; ``options.store_host`` is producer and broker."""
         self._bodies = bodies
         self._seed = seed
         longest = max(map(len, topics))
@@ -303,15 +288,7 @@ class RecordRows:
         physical_offsets: Longs,
         times_ms: Longs,
     ) -> Text:
-        """The records of messages, one row each. All arrays are of one length, at least 1.
-
-        Args:
-            topics: Which of the topics each goes to.
-            queue_ids: Of each.
-            queue_offsets: Of each.
-            physical_offsets: Of each.
-            times_ms: Born and store times, UTC.
-        """
+        """The records of messages, one row each. All arrays are of one length, at least 1."""
         rows = self._templates[topics]
         columns = rows.view(self._columns)[:, 0]
         self._bodies.fill(columns["body"], numbers, times_ms)
@@ -378,27 +355,22 @@ class _Plan:
 
     @property
     def per_file(self) -> int:
-        """Records in each file of the log."""
         return (self.file_bytes - BLANK_BYTES_MIN) // self.size
 
     def physical(self, numbers: Longs) -> Longs:
-        """Physical offsets of messages."""
         files, inside = np.divmod(numbers, self.per_file)
         found: Longs = files * self.file_bytes + inside * self.size
         return found
 
     def times_ms(self, numbers: Longs) -> Longs:
-        """Born and store times of messages."""
         return self.begin_ms + numbers // MESSAGES_PER_MS
 
     @property
     def end_ms(self) -> int:
-        """Store time of the last message."""
         return self.begin_ms + (self.messages - 1) // MESSAGES_PER_MS
 
     @property
     def log_end(self) -> int:
-        """One past the last record."""
         return int(self.physical(np.array([self.messages - 1]))[0]) + self.size
 
 
@@ -415,19 +387,9 @@ def make_store(
     consumequeue_file_items: int = 300_000,
     progress: Callable[[int], object] | None = None,
 ) -> MadeStore:
-    """Make a store whose last message is stored now.
+    """Make a store whose last message is stored now; ``progress`` hears how many are in the log, every few thousand.
 
-    Args:
-        messages: In all, at least 1.
-        body_bytes: Of each body; text as ``Bodies`` says.
-        queues: Queues of each topic.
-        topics: How many, named ``bench-0`` and so on.
-        commitlog_file_bytes: Size of each file of the log; the broker's default.
-        consumequeue_file_items: Items of each file of a consume queue; the broker's default.
-        progress: Told how many messages are in the log, every few thousand.
-
-    Raises:
-        InvalidError: The directory has something in it, or a number is out of range.
+    The directory is empty or missing. Bodies are texts as ``Bodies`` says, topics are named ``bench-0`` and so on.
     """
     _check_numbers(messages=messages, queues=queues, topics=topics, body_bytes=body_bytes)
     options = StoreOptions(
@@ -525,7 +487,6 @@ def _write_queue(
     index: int,
     options: StoreOptions,
 ) -> None:
-    """Write the consume queue of the queue that message ``index`` is the first of."""
     queue_id, topic = divmod(index, len(plan.topics))
     folder = f"{root}/{QUEUE_DIRECTORY}/{plan.topics[topic]}/{queue_id}"
     step = plan.queues * len(plan.topics)

@@ -60,11 +60,7 @@ class CommitLog:
         rows: RowWriter,
         clock: Clock,
     ) -> None:
-        """Go on at ``end``.
-
-        Raises:
-            DataError: No record nor blank fits behind it: whoever wrote the last record had other sizes.
-        """
+        """Go on at ``end``; DataError: no record nor blank fits behind it, so the last writer had other sizes."""
         if 0 < (rest := -end % file_bytes) < BLANK_BYTES_MIN:
             raise DataError(
                 f"the log ends {rest} bytes before the end of a file of {file_bytes}, where no record can end",
@@ -103,12 +99,7 @@ class CommitLog:
             return True
 
     def append(self, messages: Prepared, store_host: bytes) -> RecordPlaces:
-        """Put messages one behind another, none of others between them.
-
-        Raises:
-            OSError: The disk refused it: nothing was stored.
-            InvalidError: A number does not fit: nothing was stored.
-        """
+        """Put messages one behind another, none of others between them. After an error nothing was stored."""
         with self._lock:
             self._check_sound()
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
@@ -123,11 +114,7 @@ class CommitLog:
             return places
 
     def append_ready(self, records: ReadyRecords, store_host: bytes) -> RecordPlaces:
-        """Put records that lack nothing but their places, none of others between them. Who lists them reads the log.
-
-        Raises:
-            OSError: The disk refused it: nothing was stored.
-        """
+        """Put records that lack nothing but their places, as ``append``. Who lists them reads the log."""
         with self._lock:
             self._check_sound()
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
@@ -140,15 +127,10 @@ class CommitLog:
     def append_made(
         self, queue: QueueKey, takes: int, make: Callable[[int, int, int], bytes]
     ) -> RecordPlaces:
-        """Put one record that is made for its place.
+        """Put one record that is made for its place. After an error nothing was stored.
 
-        Args:
-            takes: Queue offsets it takes: of an inner batch, one for each message.
-            make: The record for a queue offset, a physical offset and a store time; its length depends on the first only.
-
-        Raises:
-            OSError: The disk refused it: nothing was stored.
-            InvalidError: ``make`` refused it: nothing was stored.
+        It ``takes`` so many queue offsets (an inner batch one for each message); ``make`` gives it for a queue offset, a
+        physical offset and a store time, and its length depends on the first only.
         """
         with self._lock:
             self._check_sound()
@@ -166,19 +148,14 @@ class CommitLog:
             return self._count(places, {queue: offset + takes})
 
     def _count(self, places: RecordPlaces, moved: Mapping[QueueKey, int]) -> RecordPlaces:
-        """Under the lock, once the bytes are in their files: let places count."""
         self._queue_ends.update(moved)
         self.end, self.store_ms = places.end, places.store_ms
         return places
 
     def sync(self) -> int:
-        """Bring to the disk what was appended before this call.
+        """Bring to the disk what was appended before this call; what is below ``synced`` then.
 
-        Returns:
-            What is now below ``synced``.
-
-        Raises:
-            OSError: It may not be there, nor will a later call bring it there.
+        After an OSError it may not be there, nor will a later call bring it there.
         """
         with self._sync_lock:
             if self._has_lost:
@@ -216,7 +193,6 @@ class CommitLog:
         reached("store-appended")
 
     def _truncate(self, end: int) -> None:
-        """Zero what a failed write may have left."""
         self.is_broken = True
         at = self.end
         while at < end:
@@ -252,7 +228,6 @@ class _AppendPlan:
         self.moved, self.queue_offsets = messages.queue_offsets(ends)
 
     def places(self, store_ms: int) -> RecordPlaces:
-        """Where the messages are put."""
         return RecordPlaces(self.queue_offsets, self.positions, self.end, store_ms)
 
     def _positions(
@@ -284,7 +259,6 @@ class _AppendPlan:
         return chunks
 
     def ready_chunks(self, records: ReadyRecords) -> list[bytes | bytearray]:
-        """Likewise, of records that are whole."""
         chunks: list[bytes | bytearray] = []
         first = done = 0
         for number, rest in self.blanks:
@@ -295,7 +269,6 @@ class _AppendPlan:
 
 
 def _blank(size: int) -> bytes:
-    """What fills the rest of a file."""
     return SIZE_AND_MAGIC.pack(size, MAGIC_BLANK) + bytes(size - BLANK_BYTES_MIN)
 
 
@@ -327,12 +300,7 @@ class Waiter:
         self._lock.release()
 
     def wait(self, timeout_s: float) -> RecordPlaces:
-        """Where the messages were put, once they are stored as the policy says.
-
-        Raises:
-            TimeoutError: It took too long; they may still be stored.
-            ClosedError: The store was closed.
-        """
+        """Where the messages were put, once they are stored as the policy says; after a TimeoutError they may still be."""
         if not self._lock.acquire(timeout=timeout_s):
             raise TimeoutError
         if self._error is not None:
@@ -391,11 +359,7 @@ class GroupCommits:
         self.wake = threading.Event()
 
     def append(self, messages: Prepared, timeout_s: float) -> RecordPlaces:
-        """Have messages (at least one) written and synced with those of others, where syncs are asked for.
-
-        Raises:
-            TimeoutError, OSError, ClosedError: As of ``Waiter.wait``.
-        """
+        """Have messages (at least one) written and synced with those of others. Errors as of ``Waiter.wait``."""
         waiter = Waiter(messages)
         with self._lock:
             if self._failure is not None:
@@ -426,11 +390,7 @@ class GroupCommits:
         return future
 
     def run_once(self) -> None:
-        """Answer what is waiting, if a sync is what it waits for. From one thread.
-
-        Raises:
-            OSError: The sync failed; every waiting future has the error.
-        """
+        """Answer what is waiting, if a sync is what it waits for; its error is theirs as well. From one thread."""
         if not self._needs_sync:
             return
         self._gather()

@@ -60,7 +60,7 @@ from tiered.local.compaction_log import (
 )
 from tiered.local.layout import read_text
 from tiered.local.mapped_file_queue import NAME_DIGITS, list_bases
-from tiered.local.queue_reader import Bounds, fetch
+from tiered.local.queue_reader import HeldQueue
 from tiered.store.disk import RowWriter, make_folder, replace_config, replace_file, sync_folder
 from tiered.store.opening import first_lost
 
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from tiered.compaction.passes import PassPlan
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import Units
-    from tiered.local.consumequeues import BatchQueue, PlainQueue
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
     from tiered.store.opening import StoreParts
@@ -126,7 +125,6 @@ class _Appender:
         self.end = end
 
     def put(self, block: RecordBlock, tags: Longs, where: Longs) -> None:
-        """Append the records at ``where``."""
         while len(where):
             many = self._fitting(block.sizes[where].astype(np.int64))
             if many:
@@ -219,7 +217,6 @@ class _Queue:
     # -- opening ----------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Finish a pass whose files were ready, or throw away what was not."""
         for folder in self.folders:
             make_folder(Path(folder))
         if Path(self.folders[0], ASIDE, READY).exists() and self._is_as_left():
@@ -354,11 +351,7 @@ class _Queue:
     # -- copying ----------------------------------------------------------------------------------
 
     def put(self, block: RecordBlock, tags: Longs, where: Longs, end: int) -> None:
-        """Append records; ``end``: the queue offset behind them.
-
-        Raises:
-            OSError: Not all of it was written; a store that is opened again looks.
-        """
+        """Append records; ``end``: the queue offset behind them. After an OSError a store that is opened again looks."""
         self._appender.put(block, tags, where)
         self.end = end
 
@@ -375,20 +368,14 @@ class _Queue:
     # -- a pass -----------------------------------------------------------------------------------
 
     def closed(self) -> list[CompactedFile]:
-        """All files with records but the last."""
         return [*filter(_is_full, self.log.files[:-1])] if self.log else []
 
     def planned(self, compacted_to: int, settings: PassSettings, now_ms: int) -> PassPlan:
-        """What a pass would be over."""
         files = [_log_file(file) for file in self.closed()]
         return plan_pass(files, compacted_to, settings, now_ms)
 
     def keyed(self, files: Iterable[CompactedFile]) -> Iterator[Rows]:
-        """The records of files in chunks.
-
-        Raises:
-            DataError: Queue offsets do not ascend, by which it is told which message is the newest.
-        """
+        """The records of files in chunks. DataError: their offsets do not ascend, which tells the newest message."""
         assert self.log is not None
         last = -1
         for file, units in chain.from_iterable(map(self._chunks, files)):
@@ -478,12 +465,10 @@ class _Queue:
             sync_folder(folder)
 
     def close(self) -> None:
-        """Let the files go."""
         self._rows.close()
 
 
 def _leading(flags: npt.NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
     return len(flags) if flags.all() else int(np.argmin(flags))
 
 
@@ -510,7 +495,6 @@ class Compactions:
     """The compacted logs of a store's topics, and the passes that make them."""
 
     def __init__(self, parts: StoreParts, clock: Clock) -> None:
-        """Open what is there."""
         self.counts = CompactionCounts()  # what was done
         self.failures: dict[MessageQueue, str] = {}  # queues that are not compacted, and why
         self._parts = parts
@@ -547,11 +531,7 @@ class Compactions:
         return mine.log if mine is not None else None
 
     def advance(self) -> None:
-        """Copy what queues list into their compaction logs.
-
-        Raises:
-            OSError: The disk refused it; again does the rest.
-        """
+        """Copy what queues list into their compaction logs. After an OSError, again does the rest."""
         with self._lock:
             errors = []
             self._open(is_sound=True)
@@ -569,8 +549,7 @@ class Compactions:
     def compact(self, *, by_hand: bool) -> CompactionCounts:
         """One round over all queues that are due (``by_hand``: that have anything new).
 
-        Raises:
-            ClosedError: The store is closed meanwhile (not ``by_hand``). What was not ready is as it was.
+        ClosedError: the store is closed meanwhile (not ``by_hand``). What was not ready is as it was.
         """
         self.advance()
         ratio = 0.0 if by_hand else self._settings.dirty_ratio
@@ -593,16 +572,9 @@ class Compactions:
     def refill(self, queue: MessageQueue, batches: Iterable[RecordBatch]) -> int:
         """Take in what another store or a tier has of a queue before this log begins, and make a pass.
 
-        Args:
-            queue: Which; it must be there, if only by its end (``Listing.begin``).
-            batches: Its messages, in order; those from where this log begins on, or the queue ends, are left out.
-
-        Returns:
-            How many messages were taken in.
-
-        Raises:
-            InvalidError: There is no such queue, or batches are not in order.
-            OSError: The disk refused it. Nothing is changed; again does it.
+        The queue must be there, if only by its end (``Listing.begin``). Of the batches, which are in order, those from
+        where this log begins on, or the queue ends, are left out; how many messages were taken in. After an OSError nothing
+        is changed; again does it.
         """
         with self._lock:
             self.advance()
@@ -682,30 +654,31 @@ class Compactions:
         if self._may_leave and self._stop.is_set():
             raise ClosedError("the store is being closed", where=self._parts.hold.root)
 
-    def _listed(self, queue: MessageQueue) -> tuple[PlainQueue | BatchQueue, Bounds, int]:
-        """What lists a queue, what the commit log has, and where the queue ends."""
+    def _listed(self, queue: MessageQueue) -> tuple[HeldQueue, int]:
+        """A queue in the commit log, and where it ends."""
         parts = self._parts
         listed = parts.listing.queues[queue]
         parts.log.rescan()
-        bounds = Bounds(parts.log.bases[0] if parts.log.bases else 0, 1 << 62)
-        return listed.opened(parts.cache, parts.hold.root, queue), bounds, listed.next_offset
+        log_min = parts.log.bases[0] if parts.log.bases else 0
+        index = listed.opened(parts.cache, parts.hold.root, queue)
+        return HeldQueue(parts.log, queue, index, log_min, 1 << 62), listed.next_offset
 
     def _has_from(self, queue: MessageQueue) -> int:
         """From which queue offset on the commit log has a queue."""
-        index, bounds, end = self._listed(queue)
-        return index.first_not_below(bounds.log_min, end)
+        held, end = self._listed(queue)
+        return held.index.first_not_below(held.log_min, end)
 
     def _copy(self, mine: _Queue) -> bool:
         """Whether anything was copied."""
-        parts, queue = self._parts, mine.queue
-        index, bounds, end = self._listed(queue)
-        at = begin = max(mine.end, index.first_not_below(bounds.log_min, end))
+        held, end = self._listed(mine.queue)
+        index = held.index
+        at = begin = max(mine.end, index.first_not_below(held.log_min, end))
         while at < end:
             entries = index.entries(at, min(end, at + _CHUNK))
             sizes = entries.sizes.astype(np.int64).cumsum()
             many = max(1, int(np.searchsorted(sizes, _CHUNK_BYTES, "right")))
             entries = index.entries(at, min(end, at + min(many, _CHUNK)))
-            found = fetch(parts.log, queue, entries, bounds, is_batch=False)
+            found = held.fetch(entries)
             good = np.flatnonzero((found.cases == 0) & (found.record_of >= 0))
             where, tags = found.record_of[good], np.zeros(len(found.block), np.int64)
             tags[where] = entries.tag_codes[good]

@@ -102,11 +102,7 @@ class StoreLock:
     """
 
     def __init__(self, root: str) -> None:
-        """Take the lock, without waiting.
-
-        Raises:
-            InvalidError: A broker or another writer holds it.
-        """
+        """Take the lock, without waiting; InvalidError: a broker or another writer holds it."""
         path = f"{root}/{LOCK_FILE}"
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -139,11 +135,7 @@ def _take(descriptor: int) -> None:
 
 
 def require_empty(root: Path, *, beside: str = "") -> None:
-    """Refuse a directory that has anything in it but perhaps a file of the name ``beside``; one that is missing may be made.
-
-    Raises:
-        InvalidError: It has, or it is not a directory.
-    """
+    """Refuse a directory that has anything in it but perhaps a file of the name ``beside``; a missing one may be made."""
     if root.exists() and not (root.is_dir() and {one.name for one in root.iterdir()} <= {beside}):
         raise InvalidError(
             "there is something already", where=str(root), do="name an empty directory"
@@ -151,11 +143,7 @@ def require_empty(root: Path, *, beside: str = "") -> None:
 
 
 def make_new(root: Path, *, beside: str = "") -> None:
-    """Make a directory, or take one that is empty but perhaps for a file of the name ``beside``.
-
-    Raises:
-        InvalidError: It has something in it.
-    """
+    """Make a directory, or take one that is empty but perhaps for a file of the name ``beside``."""
     require_empty(root, beside=beside)
     with Disk(str(root)):
         make_folder(root)
@@ -169,22 +157,14 @@ class StoreHold:
     """
 
     def __init__(self, root: str) -> None:
-        """Take the lock.
-
-        Raises:
-            InvalidError: A broker or another writer holds it.
-        """
+        """Take the lock, as ``StoreLock`` does."""
         self.root = root
         with Disk(root):
             self._lock = StoreLock(root)
 
     @classmethod
     def of_new(cls, directory: str | os.PathLike[str]) -> StoreHold:
-        """Hold a directory that is missing, or empty but perhaps for what a mounted file system has in it.
-
-        Raises:
-            InvalidError: It has something in it.
-        """
+        """Hold a directory that is missing, or empty but perhaps for what a mounted file system has in it."""
         root = Path(directory).absolute()
         make_new(root, beside=LOST_AND_FOUND)
         return cls(str(root))

@@ -82,16 +82,9 @@ class MessageStore:
         options: StoreOptions | None = None,
         rng: random.Random | None = None,
     ) -> Self:
-        """Begin a store in a directory that is empty or missing.
+        """Begin a store in a directory that is empty or missing, a broker's ``storePathRootDir``.
 
-        Args:
-            directory: A broker's ``storePathRootDir``.
-            cluster: Goes into every message, and into the table of topics.
-            options: Default: ``StoreOptions()``.
-            rng: For unique ids; default: the system's.
-
-        Raises:
-            InvalidError: The directory has something in it, or a name or option is none.
+        ``cluster`` goes into every message and into the table of topics; ``rng`` makes unique ids (default: the system's).
         """
         options = options or StoreOptions()
         check_names(cluster, broker, options)
@@ -118,9 +111,6 @@ class MessageStore:
         ``create`` was given. With ``anew`` consume queues and index are made anew from the log. ``begins`` says at which
         offsets queues begin that are not there (for ``refill``). ``synced_end``, with ``anew``, says up to where the log is
         known to be on the disk: damage below it is an error, and cuts off nothing.
-
-        Raises:
-            InvalidError: It is not a store, or someone else writes to it, or a name or option is none.
         """
         options = options or StoreOptions()
         check_names(cluster, broker, options)
@@ -130,7 +120,6 @@ class MessageStore:
         return cls(parts, cluster, clock, rng or random.SystemRandom())
 
     def __init__(self, parts: StoreParts, cluster: str, clock: Clock, rng: random.Random) -> None:
-        """Used by ``create`` and ``open``."""
         self.options = options = parts.options
         self.root = parts.hold.root
         self._parts = parts
@@ -225,9 +214,6 @@ class MessageStore:
 
         With ``is_batch`` its consume queues are batch queues, which inner batches need. With ``is_compacted`` of each key
         the newest message is kept (``tiered.store.compacting``), and messages without a key are refused.
-
-        Raises:
-            InvalidError: The name is none, ``queues`` is not positive, or the topic is there and of the other kind.
         """
         self._check_open()
         with Disk(self.root):
@@ -235,11 +221,7 @@ class MessageStore:
         self._compactions.start()
 
     def begin_queue(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Let a queue without messages begin at another queue offset than 0. In memory until its first message.
-
-        Raises:
-            InvalidError: It has messages, or ``offset`` is negative.
-        """
+        """Let a queue without messages begin at another queue offset than 0. In memory until its first message."""
         check_topic(queue.topic)
         if offset < 0 or not self._log.begin_queue((queue.topic, queue.queue_id), offset):
             raise InvalidError(f"queue {queue} cannot begin at {offset}")
@@ -253,12 +235,7 @@ class MessageStore:
         return self.append_batch((message,))[0]
 
     def append_batch(self, messages: Sequence[NewMessage]) -> Receipts:
-        """Store messages one after another, none of others between them; wait as the policy says.
-
-        Raises:
-            InvalidError: One cannot be stored as it is; nothing was.
-            ClosedError: The store has been closed.
-        """
+        """Store messages in a row; wait as the policy says. InvalidError: one cannot be stored as it is, and none was."""
         if self.options.flush is Flush.SYNC and messages:
             return self._append_together(messages)
         receipts, future = self.submit(messages)
@@ -266,11 +243,7 @@ class MessageStore:
         return receipts
 
     def submit(self, messages: Sequence[NewMessage]) -> tuple[Receipts, Future[None] | None]:
-        """As ``append_batch``, without waiting: the future is done when it is stored as the policy says.
-
-        Returns:
-            The receipts, and the future; None where there is nothing to wait for.
-        """
+        """As ``append_batch``, without waiting: the receipts, and a future (None: nothing to wait for)."""
         self._check_room()
         self._refuse_keyless(messages)
         prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
@@ -326,11 +299,7 @@ class MessageStore:
         self._upkeep.work.set()
 
     def flush(self) -> None:
-        """Bring everything that was appended to the disk.
-
-        Raises:
-            ClosedError: The store has been closed.
-        """
+        """Bring everything that was appended to the disk."""
         self._check_open()
         with Disk(self.root, self._upkeep.fail):
             self._log.sync()
@@ -344,21 +313,13 @@ class MessageStore:
         self._upkeep.held_from = held_from
 
     def expire(self) -> Expired:
-        """Delete now what is old enough (with the settings of ``options.expiry``, or the default ones).
-
-        Raises:
-            ClosedError: The store has been closed.
-        """
+        """Delete now what is old enough (with the settings of ``options.expiry``, or the default ones)."""
         self._check_open()
         with Disk(self.root):
             return self._upkeep.expire(self.options.expiry or Expiry(), by_hand=True)
 
     def compact(self) -> CompactionCounts:
-        """Make a pass now over each compacted queue that has anything new in closed files; what was done so far.
-
-        Raises:
-            ClosedError: The store has been closed.
-        """
+        """Make a pass now over each compacted queue that has anything new in closed files; what was done so far."""
         self._check_open()
         with Disk(self.root):
             return self._compactions.compact(by_hand=True)
@@ -366,17 +327,9 @@ class MessageStore:
     def refill(self, queue: MessageQueue, batches: Iterable[RecordBatch]) -> int:
         """Give a replica what a compacted queue had before this store has anything of it; then a pass is made.
 
-        Args:
-            queue: Which; this store must have something of it, or was opened with the offset at which it begins.
-            batches: Its messages from another store or a tier, in order; what this store has itself is left out.
-
-        Returns:
-            How many messages were taken in.
-
-        Raises:
-            InvalidError: There is no such queue, or batches are not in order.
-            ClosedError: The store has been closed.
-            StoreUnavailableError: The disk refused it; nothing is changed.
+        This store must have something of the queue, or was opened with the offset at which it begins. Batches come from
+        another store or a tier, in order; what this store has itself is left out; how many were taken in. After an error of
+        the disk nothing is changed.
         """
         self._check_open()
         with Disk(self.root):
@@ -390,10 +343,6 @@ class MessageStore:
         """Stop cleanly: list and flush all, write the checkpoint, remove ``abort``. Again: nothing.
 
         What is not confirmed cannot be listed; then, and after an error, the store is left as by a crash.
-
-        Raises:
-            StoreUnavailableError: The disk refused it, or not all could be listed in time; the store was left as by a
-                crash, and is closed.
         """
         if self._upkeep.is_forked:
             return
@@ -419,7 +368,6 @@ class MessageStore:
     # -- inside ----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Mark the directory as being written to."""
         with Disk(self.root):
             now_ms = self._clock.now_ms()
             self._parts.topics.save(now_ms)  # without it nobody can open the directory again
@@ -445,7 +393,6 @@ class MessageStore:
         self._tell_unlisted(confirmed if not is_cut else self._reput.position)
 
     def _tell_unlisted(self, confirmed: int) -> None:
-        """Say what of the log is in no list."""
         position, end = self._reput.position, self._log.end
         if position < confirmed:
             why = self._upkeep.lacks_room or "listing took too long"
@@ -551,16 +498,10 @@ def plan_expiry(
     held_from: int | None,
     by_hand: bool,
 ) -> list[int]:
-    """Which files go, the oldest first.
+    """Which files go, the oldest first, at a disk that is full by ``used_ratio`` (0 to 1).
 
-    Args:
-        files: Of the log, in order.
-        settings: See ``Expiry``.
-        now_ms: UTC.
-        used_ratio: How full the disk is, 0 to 1.
-        end: What is at or above it must stay: it is not listed yet.
-        held_from: Likewise, but not when the disk is fuller than ``used_ratio_forced``.
-        by_hand: Somebody asked: as in the set hour.
+    What is at or above ``end`` is not listed yet and stays; so does what is above ``held_from``, unless the disk is fuller
+    than ``used_ratio_forced``. ``by_hand``: somebody asked, as in the set hour.
     """
     hour = datetime.fromtimestamp(now_ms / 1000).astimezone().hour
     is_forced = used_ratio >= settings.used_ratio_forced
@@ -584,12 +525,9 @@ def leave_in_use(
     now_ms: int,
     spare_s: float,
 ) -> list[int]:
-    """Which of the files that are to go do so now: those before the first that is in use and not due for long.
+    """Of files that are to go, oldest first, those before the first that is in use and not due for long.
 
-    Args:
-        bases: Files that are to go, the oldest first.
-        due_ms: Since when files in use are due (UTC ms); brought up to date.
-        now_ms: UTC.
+    ``due_ms``: since when files in use are due (UTC ms); brought up to date.
     """
     for number, base in enumerate(bases):
         if base in in_use and now_ms < due_ms.setdefault(base, now_ms) + spare_s * 1000:
@@ -643,11 +581,7 @@ def look(parts: StoreParts) -> tuple[list[AgedFile], float]:
 
 
 def delete_files(parts: StoreParts, bases: Sequence[int]) -> Expired:
-    """Delete files of the log, and what lists only records that are gone.
-
-    Raises:
-        OSError: Not all of it was done; the next round does the rest.
-    """
+    """Delete files of the log, and what lists only records that are gone. After an OSError the next round does the rest."""
     for base in bases:
         path = parts.log.path(base)
         parts.log_rows.forget(path)
@@ -764,11 +698,7 @@ class Upkeep:
         self.failure = self.failure or why
 
     def check_sound(self) -> None:
-        """Refuse work after an error.
-
-        Raises:
-            StoreUnavailableError: An earlier write failed, or this is a forked process.
-        """
+        """Refuse work after an earlier write failed, or in a forked process."""
         if self.is_forked:
             raise StoreUnavailableError(
                 "a store belongs to the process that opened it",

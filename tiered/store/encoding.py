@@ -60,17 +60,9 @@ _REFUSED_FLAGS: Final = (
 def checked_properties(
     message: NewMessage, options: StoreOptions, *, cluster: str, unique_key: str
 ) -> tuple[bytes, str]:
-    """Check a message whole, and add what the store adds.
+    """The stored properties of a message that can be stored as it is, and its unique id.
 
-    Args:
-        cluster: For the property ``CLUSTER``.
-        unique_key: Its ``UNIQ_KEY``, unless it has one.
-
-    Returns:
-        The stored properties, and the message's unique id.
-
-    Raises:
-        InvalidError: It cannot be stored as it is. Retrying does not help.
+    ``unique_key``, unless it has one.
     """
     topic_bytes = check_topic(message.topic)
     _check_numbers(message)
@@ -107,11 +99,7 @@ def checked_properties(
 
 @lru_cache(maxsize=4096)
 def check_host(host: str) -> None:
-    """Refuse what is not a host and port.
-
-    Raises:
-        InvalidError: It is neither ``ip:port`` nor ``[ip]:port``.
-    """
+    """Refuse what is neither ``ip:port`` nor ``[ip]:port``."""
     try:
         pack_host(host)
     except ValueError as error:
@@ -181,11 +169,7 @@ class Leads(dict[int, bytes]):
     """What stands between body and properties of a topic's records, by the length of the properties."""
 
     def __init__(self, topic: str) -> None:
-        """For a topic.
-
-        Raises:
-            InvalidError: No broker would take its name.
-        """
+        """For a topic whose name brokers take."""
         super().__init__()
         length = check_topic(topic)
         is_v1 = length <= TOPIC_BYTES_MAX
@@ -236,7 +220,6 @@ class Prepared:
     no properties but those, tags and what the store adds: nothing has to be looked for in these. Else None."""
 
     def __len__(self) -> int:
-        """How many messages."""
         return len(self.sizes)
 
     @property
@@ -276,11 +259,7 @@ class Prepared:
         store_ms: int,
         store_host: bytes,
     ) -> list[bytes]:
-        """What stands before each body, once the records' places are known.
-
-        Raises:
-            InvalidError: A number of a message does not fit its field.
-        """
+        """What stands before each body, once the records' places are known."""
         try:
             if self.is_alike:
                 return self._alike(queue_offsets, positions, store_ms, store_host)
@@ -353,12 +332,7 @@ _Queue = TypeVar("_Queue")
 def number_in_queues(
     queues: Sequence[_Queue], distinct: AbstractSet[_Queue], ends: Mapping[_Queue, int]
 ) -> tuple[dict[_Queue, int], Sequence[int]]:
-    """Where queues go on, and each record's place in its own.
-
-    Args:
-        queues: Of each record.
-        ends: Where they end now; 0 where it says nothing.
-    """
+    """Where queues go on, and each record's place in its own; ``ends``: where they end now, 0 where it says nothing."""
     moved = {queue: ends.get(queue, 0) for queue in distinct}
     if len(moved) == 1:
         ((queue, first),) = moved.items()
@@ -409,7 +383,6 @@ def join(parts: Sequence[Prepared]) -> Prepared:
 
 
 def _join_ids(parts: Sequence[Prepared]) -> Sequence[IdRun] | None:
-    """The unique ids of all, where all together are plain."""
     first = parts[0].fields
     found: list[IdRun] = []
     for part in parts:
@@ -442,11 +415,9 @@ class Receipts:
         self._host = host
 
     def __len__(self) -> int:
-        """How many messages."""
         return len(self._messages)
 
     def __getitem__(self, number: int) -> Appended:
-        """The receipt of one message."""
         messages, position = self._messages, self.places.positions[number]
         return Appended(
             QueueOffset(self.places.queue_offsets[number]),
@@ -457,7 +428,6 @@ class Receipts:
         )
 
     def __iter__(self) -> Iterator[Appended]:
-        """In the order of the messages."""
         return (self[number] for number in range(len(self)))
 
 
@@ -521,11 +491,7 @@ class Encoder:
         self._size_max = options.record_bytes_max
 
     def prepare(self, messages: Sequence[NewMessage], now_ms: int) -> Prepared:
-        """Check messages and make their chunks.
-
-        Raises:
-            InvalidError: One cannot be stored as it is. Retrying does not help.
-        """
+        """Check messages and make their chunks. InvalidError: one cannot be stored as it is; retrying does not help."""
         if not messages:
             return _NONE
         if len(messages) == 1 and (found := self._single(messages[0], now_ms)) is not None:
@@ -638,7 +604,6 @@ class Encoder:
     def _one_by_one(
         self, messages: Sequence[NewMessage], columns: tuple[Any, ...], now_ms: int
     ) -> Prepared:
-        """Messages of any sort."""
         fresh = self._keys.take(len(messages), now_ms)
         fields, (others, born_hosts, sys_flags) = MessageFields(*columns[:8]), columns[8:]
         kinds, is_one = self._kinds(messages, (fields.topics, born_hosts, sys_flags), fresh)
@@ -738,7 +703,6 @@ class Encoder:
     def _learn(
         self, messages: Sequence[NewMessage], fields: MessageFields, fresh: Sequence[str]
     ) -> None:
-        """Make the pairs of tags that were not met yet."""
         tags = set(fields.tags)
         if any(tag is not None and (not tag or "\x01" in tag or "\x02" in tag) for tag in tags):
             self._refuse(messages, fresh)
@@ -787,7 +751,6 @@ class Encoder:
         return checked_properties(message, self._options, cluster=self._cluster, unique_key=fresh)
 
     def _refuse(self, messages: Sequence[NewMessage], fresh: Sequence[str]) -> NoReturn:
-        """Raise what is wrong."""
         for message, own in zip(messages, fresh, strict=True):
             self._checked(message, own)
         raise InvalidError(f"a message for {messages[0].topic} that cannot be stored")
@@ -802,7 +765,6 @@ def _are_plain(keys: Sequence[str | None]) -> bool:
 
 
 def _fit(fields: MessageFields) -> bool:
-    """Whether the numbers that hardly anybody sets fit their fields."""
     flags, times, born_ms = fields.flags, fields.reconsume_times, fields.born_ms
     if any(flags) and not -INT_MAX - 1 <= min(flags) <= max(flags) <= INT_MAX:
         return False

@@ -111,7 +111,7 @@ class StoredHandover:
             self._dropped += oldest.size_bytes
 
     def take(self, position: int, limit: int, count_max: int) -> list[Handed]:
-        """What was appended from ``position`` on, as far as it lies below ``limit``; about ``count_max`` messages.
+        """What was appended from ``position`` on below ``limit``, about ``count_max`` messages.
 
         Empty when the log has to be read from ``position`` on, up to what ``peek`` tells.
         """
@@ -219,7 +219,6 @@ class Facts:
     block: RecordBlock | None = None  # the records themselves; None when they were handed over
 
     def __len__(self) -> int:
-        """Number of records."""
         return len(self.sizes)
 
 
@@ -340,7 +339,6 @@ def _lead_of_maker(topic: str, maker: str) -> int:
 
 @lru_cache(maxsize=1)
 def _counter_hashes() -> Words:
-    """The hash of every counter's four digits."""
     digits, counters = np.frombuffer(b"0123456789ABCDEF", np.uint8), np.arange(1 << 16)
     found = np.zeros(1 << 16, np.uint32)
     for shift in (12, 8, 4, 0):

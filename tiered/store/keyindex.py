@@ -95,19 +95,7 @@ class KeyFile:
         return self.count >= self._items
 
     def put(self, hashes: Longs, physical_offsets: Longs, times_ms: Longs) -> int:
-        """Add keys in log order.
-
-        Args:
-            hashes: int64[n], as ``key_hash`` makes them.
-            physical_offsets: int64[n], of their records.
-            times_ms: int64[n], store times.
-
-        Returns:
-            How many were put; the others do not fit.
-
-        Raises:
-            OSError: The disk is full; nothing was put.
-        """
+        """Add keys in log order (three int64[n]); how many fit. After an OSError, of a full disk, none was put."""
         count = min(len(hashes), self._items - self.count)
         if not count:
             return 0
@@ -135,12 +123,7 @@ class KeyFile:
         return count
 
     def find(self, hash_value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of the records that may have a key of this hash, newest first.
-
-        Args:
-            hash_value: As ``key_hash`` makes it.
-            begin_ms: Store times not before it, to the second.
-        """
+        """Physical offsets of the records that may have a key of this ``key_hash``, newest first; times to the second."""
         number, count = int(self._slot_table[hash_value % self._slots]), self.count
         while 0 < number < count:
             item = self._item_table[number]
@@ -156,14 +139,9 @@ class KeyFile:
             number = before
 
     def cut(self, physical_offset: int, end_ms: int) -> int:
-        """Leave only the items below a physical offset, and make the hash table of those anew.
+        """Leave only the items below a physical offset, and make the hash table of those anew; how many are left.
 
-        Args:
-            physical_offset: Of the first record that is to go.
-            end_ms: Store time of the last one that stays; less than 0: as the item tells, to the second.
-
-        Returns:
-            How many items are left.
+        ``end_ms``: store time of the last one that stays; less than 0: as the item tells, to the second.
         """
         count = self._believable(physical_offset)
         kept = self._item_table[1:count]
@@ -217,7 +195,6 @@ class KeyFile:
         return (int(np.argmax(wrong)) if wrong.any() else low) + 1
 
     def _clear_behind(self, count: int) -> None:
-        """Make what stands behind the items a hole."""
         size, at = len(self._map), self._items_at + INDEX_ITEM_BYTES * count
         os.ftruncate(self._descriptor, at)
         os.ftruncate(self._descriptor, size)
@@ -253,7 +230,6 @@ class KeyIndex:
     """Index files of one store."""
 
     def __init__(self, root: str, slots: int, items: int, clock: Clock) -> None:
-        """Open what is there."""
         self._folder = f"{root}/{INDEX_DIRECTORY}"
         self._slots, self._items = slots, items
         self._clock = clock
@@ -279,11 +255,7 @@ class KeyIndex:
         return newest.begin_ms, newest.begin_physical
 
     def put(self, hashes: Longs, physical_offsets: Longs, times_ms: Longs) -> None:
-        """Add keys in log order; see ``KeyFile.put``.
-
-        Raises:
-            OSError: The disk refuses it; some may have been put, which a later put of the same leaves alone.
-        """
+        """As ``KeyFile.put``; after an OSError some may have been put, which a later put of the same leaves alone."""
         known = self.end_physical
         if len(physical_offsets) and int(physical_offsets[0]) <= known:
             fresh = physical_offsets > known
@@ -388,14 +360,8 @@ def index_paths(root: str) -> list[str]:
 def sizes_on_disk(root: str, slots: int, items: int, *, is_made: bool) -> tuple[int, int]:
     """Slots and items of the files of a store; those given when they fit, or there are no files.
 
-    The longest file tells: a shorter one was cut.
-
-    Args:
-        slots: As asked for, or as the store was made.
-        is_made: The latter: no shorter file says anything.
-
-    Raises:
-        InvalidError: The files have a length that says nothing: the broker's settings are needed.
+    The longest file tells: a shorter one was cut. ``is_made``: those given are of how the store was made, and no shorter
+    file says anything. InvalidError: the lengths say nothing; the broker's settings are needed.
     """
     lengths = {path: Path(path).stat().st_size for path in index_paths(root)}
     path, size = max(lengths.items(), key=lambda one: one[1], default=("", 0))

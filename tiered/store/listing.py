@@ -80,15 +80,10 @@ class Listing:
         return any(self._kinds.needs_records(queue.topic) for queue, _ in facts.groups)
 
     def take(self, facts: Facts, dispatchers: Sequence[Dispatch] = ()) -> None:
-        """List the records of a chunk of the log.
+        """List the records of a chunk of the log, then call the dispatchers, in order.
 
-        Args:
-            facts: What is to be listed, in log order.
-            dispatchers: Called last, in order; then the facts must have their block.
-
-        Raises:
-            OSError: The disk refused it; taking the same chunk again does the rest. Dispatchers then hear what they have
-                not heard; all of them hear it all again where one of them failed.
+        For dispatchers the facts must have their block. After an OSError taking the same chunk again does the rest.
+        Dispatchers then hear what they have not heard; all of them hear it all again where one of them failed.
         """
         batches = self._untold
         for queue, indices in facts.groups if dispatchers else self._list_plainly(facts):

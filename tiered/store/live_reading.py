@@ -46,12 +46,8 @@ from tiered.format.record import (
 )
 from tiered.local.queue_reader import (
     BATCH_COUNT_MAX,
-    Bounds,
-    fetch,
-    first_at_or_after,
-    first_message,
+    HeldQueue,
     first_said,
-    plan_count,
     whole_records,
 )
 from tiered.model import Boundary, MessageQueue
@@ -161,8 +157,8 @@ class StoreReader:
         low, high = max(start, low), min(end, high)
         if low >= high:
             return parse_records(b"", np.empty(0, np.int64), np.empty(0, np.int32))
-        entries = self._queue(queue).entries(low, high)
-        found = fetch(self._log, queue, entries, self._log_bounds(), is_batch=False)
+        held = self._held(queue)
+        found = held.fetch(held.index.entries(low, high))
         if not found.cases.any():
             return found.block
         good = found.record_of[found.cases == 0]
@@ -184,12 +180,11 @@ class StoreReader:
                 return first if before is None else before
             first = log.end - 1
             low = max(self._listed_bounds(queue, end)[0], log.end)
-        index, bounds = self._queue(queue), self._log_bounds()
-        span = low, end
-        at = first_at_or_after(self._log, queue, index, bounds, span=span, time_ms=limit_ms)
+        held = self._held(queue)
+        at = held.first_at_or_after((low, end), limit_ms)
         if boundary is Boundary.UPPER:
             return at - 1 if at > low else first
-        found, _ = first_message(self._log, queue, index, bounds, span=(at, end))
+        found, _ = held.first_message((at, end))
         return end if found is None else found
 
     def by_key(
@@ -217,11 +212,7 @@ class StoreReader:
         return list(found.values())
 
     def by_offset_msg_id(self, msg_id: str) -> Record | None:
-        """The message whose store host and physical offset an id names; None when it is not there.
-
-        Raises:
-            InvalidError: It is no such id.
-        """
+        """The message whose store host and physical offset an id names; None when it is not there."""
         try:
             host, place = parse_offset_msg_id(msg_id)
         except ValueError as error:
@@ -237,12 +228,12 @@ class StoreReader:
         index.row.rescan()
         return index
 
-    def _log_bounds(self) -> Bounds:
-        """What may be read of the log; its files are as ``bounds`` found them."""
-        return Bounds(self._log.bases[0] if self._log.bases else 0, self._confirmed())
+    def _held(self, queue: MessageQueue) -> HeldQueue:
+        """A queue, and what may be read of the log, whose files are as ``bounds`` found them."""
+        log_min = self._log.bases[0] if self._log.bases else 0
+        return HeldQueue(self._log, queue, self._queue(queue), log_min, self._confirmed())
 
     def _is_listed(self, record: Record) -> bool:
-        """Whether a record's own queue lists it at the offset that it says."""
         queue, offset = MessageQueue(record.topic, record.queue_id), record.queue_offset
         end = self._listing.queues.get(queue)
         if end is None or end.is_new or not 0 <= offset < end.next_offset:
@@ -259,13 +250,13 @@ class StoreReader:
 
         Without one: the next queue offset that may have one.
         """
-        index, (start, end) = self._queue(queue), span
+        held, (start, end) = self._held(queue), span
+        index = held.index
         slack = BATCH_COUNT_MAX if index.is_batch else 0
         entries = index.entries(start, min(end, start + count_max + slack))
         entries = entries.head(whole_records(entries, count_max))
-        bounds = self._log_bounds()
-        entries = entries.head(plan_count(entries, bounds, self._log, bytes_max))
-        found = fetch(self._log, queue, entries, bounds, is_batch=index.is_batch)
+        entries = entries.head(held.plan_count(entries, bytes_max))
+        found = held.fetch(entries)
         own = int((found.cases == 0).cumprod().sum())
         if not own:
             others = np.append(found.cases == 0, True)

@@ -44,11 +44,7 @@ class NewMessage:
 
 
 def all_properties(message: NewMessage) -> dict[str, str]:
-    """A message's properties with its tags and keys among them.
-
-    Raises:
-        InvalidError: It says one of these twice, and not alike.
-    """
+    """A message's properties with its tags and keys among them, none of which may be said twice, and not alike."""
     found = dict(message.properties)
     for name, value in ((names.TAGS, message.tags), (names.KEYS, message.keys)):
         if value is not None and found.setdefault(name, value) != value:
@@ -99,7 +95,6 @@ class KeyMaker:
     """
 
     def __init__(self, source: random.Random) -> None:
-        """Draw the maker's part from ``source``, once."""
         self._maker = source.randbytes(MAKER_BYTES).hex().upper()
         self._count = source.randrange(1 << 16)
         self._lock = threading.Lock()
@@ -200,14 +195,7 @@ _LEVEL: Final = re.compile(r"([0-9]+)([smhd])")
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
-    """Milliseconds of each level, the first of level 1.
-
-    Args:
-        text: As of ``messageDelayLevel``: numbers with one of s, m, h, d, divided by blanks.
-
-    Raises:
-        InvalidError: It is not written so.
-    """
+    """Milliseconds of each level of ``messageDelayLevel``: numbers with one of s, m, h, d, divided by blanks."""
     words = text.split()
     found = [level for level in map(_LEVEL.fullmatch, words) if level]
     if not words or len(found) < len(words):
@@ -216,15 +204,10 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 
 def delayed(message: NewMessage, level: int, *, levels: str = DELAY_LEVELS) -> NewMessage:
-    """What is stored of a message that is to be delivered after a delay.
+    """What is stored of a message for another topic and queue that is to be delivered after a delay.
 
-    Args:
-        message: With the topic and queue where it is to be delivered.
-        level: From 1; above the highest the highest is taken, as by a broker.
-        levels: Of the broker that will deliver it.
-
-    Raises:
-        InvalidError: The level is below 1, or the message is a delayed one already.
+    Above the highest of the broker's ``levels`` the highest is taken, as by a broker; below 1, and for a message that is a
+    delayed one already: InvalidError.
     """
     highest = len(parse_levels(levels))
     if level < 1:

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from tiered.format.broker_checkpoint import (
     encode_checkpoint,
     listed_offset,
 )
-from tiered.format.items import BATCH_ITEM_BYTES, FILLER_SIZE, ITEM_BYTES, is_filler
+from tiered.format.items import BATCH_ITEM_BYTES, FILLER_SIZE, is_filler
 from tiered.local.catalog import check_topic
 from tiered.local.chunks import Chunk, LogChunks, Next, count_sound
 from tiered.local.compaction_log import folders_of
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
-    from tiered.format.items import Flags, Items
+    from tiered.format.items import Items
     from tiered.model import MessageQueue, QueueOffset
     from tiered.store.store_options import StoreOptions
 
@@ -97,11 +96,7 @@ class StoreParts:
 
 
 def check_names(cluster: str, broker: str, options: StoreOptions) -> None:
-    """Refuse names and a host that no store can have.
-
-    Raises:
-        InvalidError: One is none.
-    """
+    """Refuse names and a host that no store can have."""
     check_topic(cluster)
     check_topic(broker)
     check_host(options.store_host)
@@ -121,7 +116,7 @@ def make_new(
         topics = TopicTable.make(hold.root, cluster=cluster, broker=broker)
         with Disk(hold.root):
             note_sizes(hold.root, options)
-        return _assemble(hold, topics, options, StoreEnd(0, 0, {}), clock, queue_rows=RowWriter())
+        return _Opening(hold, topics, options, clock).assemble(StoreEnd(0, 0, {}), RowWriter())
     except BaseException:
         hold.close()
         raise
@@ -136,29 +131,19 @@ def open_existing(
     begins: Mapping[MessageQueue, QueueOffset],
     synced_end: int = 0,
 ) -> StoreParts:
-    """Go on with a store, recovered where it was not stopped cleanly. Errors as of ``MessageStore.open``.
-
-    Args:
-        anew: Make consume queues and index anew from the whole log, whatever is there.
-        begins: Where queues begin that are not there.
-        synced_end: What lies below it is on the disk whatever the checkpoint says; only with ``anew``.
-    """
+    """Go on with a store, recovered where it was not stopped cleanly. Arguments and errors as of ``MessageStore.open``."""
     layout = inspect(os.fspath(directory))
     hold = StoreHold(layout.root)
     try:
         topics = TopicTable.load(layout.root)
         options = as_on_disk(options, layout)
         layout = sized(layout, options)
+        opening = _Opening(hold, topics, options, clock)
         with Disk(layout.root):
             is_cut = has_cut_queue(layout) or has_cut_file(
                 layout.root, options.index_slots, options.index_items
             )
-            if anew or is_cut:
-                parts = _recover(
-                    hold, topics, options, layout, clock, anew=True, synced_end=synced_end
-                )
-            else:
-                parts = _open_as_left(hold, topics, options, layout, clock)
+            parts = opening.opened(layout, anew=anew or is_cut, synced_end=synced_end)
             for queue, offset in begins.items():
                 parts.listing.begin(queue, offset)
             parts.queue_rows.sync()
@@ -169,79 +154,101 @@ def open_existing(
         raise
 
 
-def _open_as_left(
-    hold: StoreHold,
-    topics: TopicTable,
-    options: StoreOptions,
-    layout: Layout,
-    clock: Clock,
-) -> StoreParts:
-    if Path(layout.root, ABORT_FILE).exists():
-        return _recover(hold, topics, options, layout, clock, anew=False)
-    try:
-        end = read_end(layout)
-    except DataError:
-        return _recover(hold, topics, options, layout, clock, anew=False)
-    return _assemble(hold, topics, options, end, clock, queue_rows=RowWriter())
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What is known of a store that is being opened."""
 
+    hold: StoreHold
+    topics: TopicTable
+    options: StoreOptions
+    clock: Clock
 
-def _recover(
-    hold: StoreHold,
-    topics: TopicTable,
-    options: StoreOptions,
-    layout: Layout,
-    clock: Clock,
-    *,
-    anew: bool,
-    synced_end: int = 0,
-) -> StoreParts:
-    _refuse_foreign(layout)
-    cache, rows = FileCache(), RowWriter()
-    # Without it something is wrong that no crash explains: then nothing is taken on trust.
-    has_abort = Path(layout.root, ABORT_FILE).exists()
-    try:
-        if has_abort:
-            cut_at_hole(layout, read_checkpoint(layout.root).logics_physical_offset)
-        log = open_log(layout, cache)
-        refuse_missing_files(log, synced_end)
-        if not log.bases:
-            queues = cut_queues(rows, layout, cache, -1)
-            parts = _assemble(hold, topics, options, StoreEnd(0, 0, queues), clock, queue_rows=rows)
-            parts.index.cut(0)
-            parts.recovered = Recovered(0, 0, 0, 0)
-            return parts
-        checkpoint = read_checkpoint(layout.root)
-        has_queues = not anew and bool(list_queues(layout.root))
-        begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
-        covered = checkpoint.logics_physical_offset
-        refuse_missing_files(log, covered)
-        begin = find_start(layout, cache, begin, checkpoint, is_trusted=has_queues and has_abort)
-        if not has_abort:  # a crash from now on must not look like a clean stop
-            hold.begin(int(clock.now_ms()))
-        queues = cut_queues(rows, layout, cache, begin)
-    finally:
-        cache.close()
-    end = StoreEnd(begin, checkpoint.physical_timestamp_ms, queues)
-    parts = _assemble(hold, topics, options, end, clock, queue_rows=rows)
-    try:
-        parts.index.cut(begin)
-        reached("store-lists-cut")
-        covered = max(covered, synced_end)
-        found = replay(parts.log, begin, covered, parts.listing)
-        _refuse_lost(parts.log, found.log_end, synced_end)
-        cut_row(rows, layout.log, parts.log.file_bytes, found.log_end)
-        reached("store-log-cut")
-        for base in parts.log.bases:  # a process that was killed may have left it in memory
-            if begin - parts.log.file_bytes < base < found.log_end:
-                rows.mark(parts.log.path(base))
-        parts.log_end, parts.store_ms = found.log_end, max(found.store_ms, parts.store_ms)
-        parts.queue_rows.sync()
-        parts.index.sync()
-    except BaseException:
-        parts.close()
-        raise
-    parts.recovered = found
-    return parts
+    def opened(self, layout: Layout, *, anew: bool, synced_end: int) -> StoreParts:
+        if anew:
+            return self.recover(layout, anew=True, synced_end=synced_end)
+        if Path(layout.root, ABORT_FILE).exists():
+            return self.recover(layout, anew=False)
+        try:
+            end = read_end(layout)
+        except DataError:
+            return self.recover(layout, anew=False)
+        return self.assemble(end, RowWriter())
+
+    def recover(self, layout: Layout, *, anew: bool, synced_end: int = 0) -> StoreParts:
+        _refuse_foreign(layout)
+        cache, rows = FileCache(), RowWriter()
+        # Without it something is wrong that no crash explains: then nothing is taken on trust.
+        has_abort = Path(layout.root, ABORT_FILE).exists()
+        try:
+            if has_abort:
+                cut_at_hole(layout, read_checkpoint(layout.root).logics_physical_offset)
+            log = open_log(layout, cache)
+            refuse_missing_files(log, synced_end)
+            if not log.bases:
+                parts = self.assemble(StoreEnd(0, 0, cut_queues(rows, layout, cache, -1)), rows)
+                parts.index.cut(0)
+                parts.recovered = Recovered(0, 0, 0, 0)
+                return parts
+            checkpoint = read_checkpoint(layout.root)
+            has_queues = not anew and bool(list_queues(layout.root))
+            begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
+            covered = checkpoint.logics_physical_offset
+            refuse_missing_files(log, covered)
+            is_trusted = has_queues and has_abort
+            begin = find_start(layout, cache, begin, checkpoint, is_trusted=is_trusted)
+            if not has_abort:  # a crash from now on must not look like a clean stop
+                self.hold.begin(int(self.clock.now_ms()))
+            queues = cut_queues(rows, layout, cache, begin)
+        finally:
+            cache.close()
+        end = StoreEnd(begin, checkpoint.physical_timestamp_ms, queues)
+        parts = self.assemble(end, rows)
+        try:
+            parts.index.cut(begin)
+            reached("store-lists-cut")
+            covered = max(covered, synced_end)
+            found = replay(parts.log, begin, covered, parts.listing)
+            _refuse_lost(parts.log, found.log_end, synced_end)
+            cut_row(rows, layout.log, parts.log.file_bytes, found.log_end)
+            reached("store-log-cut")
+            for base in parts.log.bases:  # a process that was killed may have left it in memory
+                if begin - parts.log.file_bytes < base < found.log_end:
+                    rows.mark(parts.log.path(base))
+            parts.log_end, parts.store_ms = found.log_end, max(found.store_ms, parts.store_ms)
+            parts.queue_rows.sync()
+            parts.index.sync()
+        except BaseException:
+            parts.close()
+            raise
+        parts.recovered = found
+        return parts
+
+    def assemble(self, end: StoreEnd, queue_rows: RowWriter) -> StoreParts:
+        cache, options = FileCache(), self.options
+        log = open_log(sized(Layout(self.hold.root, 0), options), cache)
+        index = KeyIndex(self.hold.root, options.index_slots, options.index_items, self.clock)
+        kinds = QueueKinds(
+            self.topics.is_batch,
+            parse_levels(options.delay_levels),
+            options.consumequeue_file_bytes,
+            options.batchqueue_file_items * BATCH_ITEM_BYTES,
+        )
+        listing = Listing(self.hold.root, end.queues, queue_rows, index, kinds)
+        listing.last_ms = end.store_ms
+        return StoreParts(
+            hold=self.hold,
+            topics=self.topics,
+            options=options,
+            cache=cache,
+            log=log,
+            listing=listing,
+            index=index,
+            log_rows=RowWriter(preallocate=options.preallocate),
+            queue_rows=queue_rows,
+            log_end=end.log_end,
+            store_ms=end.store_ms,
+            recovered=None,
+        )
 
 
 def _refuse_foreign(layout: Layout) -> None:
@@ -263,49 +270,12 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def _refuse_lost(log: MappedFileQueue, end: int, synced_end: int) -> None:
-    """Refuse to cut off what is known to have been on the disk."""
     if end < synced_end:
         raise DataError(
             f"a record at {end} is damaged, and the log was on the disk up to {synced_end}",
             where=log.directory,
             do="look at the disk, and restore into an empty directory",
         )
-
-
-def _assemble(
-    hold: StoreHold,
-    topics: TopicTable,
-    options: StoreOptions,
-    end: StoreEnd,
-    clock: Clock,
-    *,
-    queue_rows: RowWriter,
-) -> StoreParts:
-    cache = FileCache()
-    log = open_log(sized(Layout(hold.root, 0), options), cache)
-    index = KeyIndex(hold.root, options.index_slots, options.index_items, clock)
-    kinds = QueueKinds(
-        topics.is_batch,
-        parse_levels(options.delay_levels),
-        options.consumequeue_file_bytes,
-        options.batchqueue_file_items * BATCH_ITEM_BYTES,
-    )
-    listing = Listing(hold.root, end.queues, queue_rows, index, kinds)
-    listing.last_ms = end.store_ms
-    return StoreParts(
-        hold=hold,
-        topics=topics,
-        options=options,
-        cache=cache,
-        log=log,
-        listing=listing,
-        index=index,
-        log_rows=RowWriter(preallocate=options.preallocate),
-        queue_rows=queue_rows,
-        log_end=end.log_end,
-        store_ms=end.store_ms,
-        recovered=None,
-    )
 
 
 # -- recovery --------------------------------------------------------------------------------------
@@ -361,15 +331,7 @@ class Recovered:
 
 
 def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing) -> Recovered:
-    """Walk the log from ``begin`` to its end.
-
-    Args:
-        covered: What lies below it was on the disk when the checkpoint was written.
-        listing: Takes the records.
-
-    Raises:
-        InvalidError: A file may not be read.
-    """
+    """Walk the log from ``begin`` to its end; below ``covered`` it was on the disk when the checkpoint was written."""
     position, store_ms, records = begin, 0, 0
     readers = LogChunks(log), LogChunks(log)
     with ThreadPoolExecutor(1, "store-replay") as ahead:
@@ -391,11 +353,7 @@ def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing) -> 
 
 
 def check_covered(log: MappedFileQueue, begin: int, covered: int) -> None:
-    """Check what the checkpoint covers, from ``begin`` on.
-
-    Raises:
-        InvalidError: A file may not be read.
-    """
+    """Check what the checkpoint covers, from ``begin`` on."""
     chunks, position = LogChunks(log), begin
     while position < covered:
         chunk, sound = _check(log, chunks, position, covered)
@@ -454,26 +412,20 @@ def count_whole(log: MappedFileQueue, chunk: Chunk, covered: int) -> int:
 def first_lost(
     block: RecordBlock, low: int, end: int, place: int, read: Callable[[int, int], bytes]
 ) -> int:
-    """The first of the records from ``low`` on of whose topic or properties a sector was not written; ``end``: of none.
+    """The first record from ``low`` on of whose topic or properties a sector was not written; ``end``: of none.
 
     No CRC covers these, and where a sector was not written yet they are zero. A producer's properties may have zeros of
-    their own, and a record that is whole must not end the log: what stands behind it may have been acknowledged. So
-    zeros count only where they can be what is missing of a sector. Records are appended in order, so that a sector on the
-    disk holds what was appended up to some moment, and zeros from there to its end: a run counts when it ends with a
-    sector (behind the last byte of a record: when the rest of the sector is zero too, so that nothing of what came later
-    is there), and begins with one, or with the properties, where a write may have ended. A topic has no zeros.
+    their own, and a record that is whole must not end the log: what stands behind it may have been acknowledged. So zeros
+    count only where they can be what is missing of a sector. Records are appended in order, so that a sector on the disk
+    holds what was appended up to some moment, and zeros from there to its end: a run counts when it ends with a sector
+    (behind the last byte of a record: when the rest of the sector is zero too, so that nothing of what came later is
+    there), and begins with one, or with the properties, where a write may have ended. A topic has no zeros.
 
-    A message with just such a run, above what the checkpoint covers, cannot be told from a torn one, and is taken for
-    torn. It takes a message made for it, and a crash; while every power cut leaves sectors that end so, and what is
-    behind them would be given to consumers though nobody sent it. Who knows that the bytes were synced says so instead
-    (``covered``).
+    A message with just such a run, above what the checkpoint covers, cannot be told from a torn one, and is taken for torn.
+    It takes a message made for it, and a crash; while every power cut leaves sectors that end so, and what is behind them
+    would be given to consumers though nobody sent it. Who knows that the bytes were synced says so instead (``covered``).
 
-    Args:
-        block: Records that pass all other checks.
-        low: The first to look at.
-        end: One past the last.
-        place: Where the block's buffer begins in its file.
-        read: Bytes of that file: from where, and how many.
+    ``place``: where the block's buffer begins in its file; ``read``: bytes of that file, from where and how many.
     """
     for starts, sizes in (
         (block.topic_positions, block.topic_sizes),
@@ -513,8 +465,6 @@ def _has_lost(
 
 
 # -- making it whole -------------------------------------------------------------------------------
-
-_CHUNK_BYTES: Final = 8 << 20
 
 
 def read_checkpoint(root: str) -> Checkpoint:
@@ -569,17 +519,11 @@ def plan_begin(
 def find_start(
     layout: Layout, cache: FileCache, begin: int, checkpoint: Checkpoint, *, is_trusted: bool
 ) -> int:
-    """Where to begin to list: what the checkpoint covers where that can be trusted, else ``begin``.
+    """Where to begin to list: what the checkpoint covers where that can be trusted, else ``begin`` (``plan_begin``).
 
-    It can when it covers the index too, and a record is known to begin (or the log to end) at its place. When it cannot,
-    it is truncated to ``begin``, so that who crashes from now on begins there again.
-
-    Args:
-        begin: What ``plan_begin`` says.
-        is_trusted: Nothing is known to be wrong with what it covers.
-
-    Raises:
-        DataError: There is damage in what it covers, where that has to be looked at.
+    It can when nothing is known to be wrong with what it covers (``is_trusted``), it covers the index too, and a record is
+    known to begin (or the log to end) at its place. When it cannot, it is truncated to ``begin``, so that who crashes from
+    now on begins there again.
     """
     log = open_log(layout, cache)
     covered = checkpoint.logics_physical_offset
@@ -587,36 +531,14 @@ def find_start(
         return begin
     has_index = checkpoint.index_timestamp_ms >= checkpoint.logics_timestamp_ms > 0
     is_usable = is_trusted and has_index and covered <= log.end
-    if is_usable and (is_boundary(log, covered) or listed_end(layout, cache, covered) == covered):
-        return covered
+    if is_usable:
+        listed_ends = (found.listed_end for found in queue_ends(layout, cache, covered))
+        if is_boundary(log, covered) or max(listed_ends, default=0) == covered:
+            return covered
     check_covered(log, begin, min(covered, log.end))
     earlier = replace(checkpoint, logics_physical_offset=begin)
     replace_file(Path(layout.root, CHECKPOINT_FILE), encode_checkpoint(earlier))
     return begin
-
-
-def listed_end(layout: Layout, cache: FileCache, limit: int) -> int:
-    """Where the last record ends that a consume queue lists and that begins below ``limit``; 0 without one."""
-    found = 0
-    for _, _, index in _plain_queues(layout, cache):
-        end = queue_end(index, limit)
-        for item in index.units(max(0, end - 1), end):
-            if item["physical_offset"] < limit and item["size"] != FILLER_SIZE:
-                found = max(found, int(item["physical_offset"]) + int(item["size"]))
-    return found
-
-
-def _plain_queues(
-    layout: Layout, cache: FileCache
-) -> Iterator[tuple[MessageQueue, str, PlainQueue]]:
-    """Every consume queue but batch queues that has a file: which, its folder, its entries."""
-    for queue, is_batch in list_queues(layout.root).items():
-        if is_batch:
-            continue
-        folder = layout.queue_directory(queue, is_batch=False)
-        index = PlainQueue(cache, folder, layout.queue_file_bytes(folder, is_batch=False))
-        if index.row.bases:
-            yield queue, folder, index
 
 
 def cut_queues(
@@ -624,16 +546,17 @@ def cut_queues(
 ) -> dict[MessageQueue, QueueEnd]:
     """Cut every consume queue back to the records below ``limit``; where each ends then."""
     ends: dict[MessageQueue, QueueEnd] = {}
-    for queue, folder, index in _plain_queues(layout, cache):
-        end = max(queue_end(index, limit), _filled_end(layout.root, queue, index))
-        cut_row(rows, folder, index.row.file_bytes, end * ITEM_BYTES)
-        if end > index.unit_span()[0]:
-            ends[queue] = QueueEnd(end, index.row.file_bytes)
-    for queue, is_batch in list_queues(layout.root).items():
-        if is_batch:
-            ends[queue], _ = read_batch_end(layout, cache, queue, limit)
-            folder, units = ends[queue].folder(layout.root, queue), ends[queue].unit or 0
-            cut_row(rows, folder, ends[queue].file_bytes, units * BATCH_ITEM_BYTES)
+    for queue, index, found, _ in queue_ends(layout, cache, limit):
+        end = found
+        if isinstance(index, PlainQueue):
+            if not index.row.bases:
+                continue
+            filled = _filled_end(layout.root, queue, index)
+            end = replace(found, next_offset=max(found.next_offset, filled))
+        units = end.next_offset if end.unit is None else end.unit
+        cut_row(rows, index.row.directory, end.file_bytes, units * index.unit_bytes)
+        if end.unit is not None or units > index.unit_span()[0]:
+            ends[queue] = end
     return ends
 
 
@@ -642,26 +565,6 @@ def _filled_end(root: str, queue: MessageQueue, index: PlainQueue) -> int:
     first, last = index.unit_span()
     end = index.split(first, last, is_filler)
     return end if end > first and Path(folders_of(root, queue)[0]).is_dir() else 0
-
-
-def queue_end(index: PlainQueue, limit: int) -> int:
-    """One past the last entry whose record is below ``limit``; the first unit when there is none.
-
-    An entry for no message counts, as with a broker: it says how far the queue had come, of which nothing may be left.
-    """
-
-    def is_low(items: Items) -> Flags:
-        found: Flags = items["physical_offset"] < limit
-        return found
-
-    first, last = index.unit_span()
-    end = index.split(first, last, is_low)
-    while end > first:
-        item = index.units(end - 1, end)
-        if len(item) and bool((index.is_valid(item) & is_low(item))[0]):
-            return end
-        end -= 1
-    return first
 
 
 def open_log(layout: Layout, cache: FileCache) -> MappedFileQueue:
@@ -676,36 +579,60 @@ def open_log(layout: Layout, cache: FileCache) -> MappedFileQueue:
 # What a clean stop leaves is taken as it stands: the consume queues list every record of the log. Where they do not, the
 # store needs recovery; here it is refused.
 
-_ITEM: Final = Struct(">qiq")
 _END_CHUNK_BYTES: Final = 4 << 20
 _FILES_LOOKED_AT: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BatchEnd:
-    """Where a batch queue goes on."""
+class FoundEnd(NamedTuple):
+    """A queue, and where it ends."""
 
-    unit: int  # number of the next unit
-    next_offset: int  # queue offset of the next message
-    listed_end: int  # behind the last record that it lists; 0 without one
+    queue: MessageQueue
+    files: PlainQueue | BatchQueue
+    end: QueueEnd
+    listed_end: int  # where the last record ends that it lists; 0 without one
 
 
-def batch_end(index: BatchQueue, limit: int | None = None) -> BatchEnd:
-    """Where a batch queue ends, or would if it listed only records below the physical offset ``limit``."""
-    first, last = index.unit_span()
-    end = (
-        index.scan_end()
-        if limit is None
-        else index.split(first, last, lambda units: units["physical_offset"] < limit)
-    )
-    while end > first:
-        unit = index.last_unit(end)
-        if unit is not None and (limit is None or int(unit["physical_offset"][0]) < limit):
-            physical, size = int(unit["physical_offset"][0]), int(unit["size"][0])
-            next_offset = int(unit["base_offset"][0]) + int(unit["count"][0])
-            return BatchEnd(end, next_offset, physical + size)
-        end -= 1
-    return BatchEnd(first, 0, 0)
+def queue_ends(layout: Layout, cache: FileCache, limit: int | None = None) -> Iterator[FoundEnd]:
+    """Where each queue ends; with ``limit``, of the records below this physical offset alone.
+
+    An entry for no message counts, as with a broker: it says how far the queue had come, of which nothing may be left.
+    """
+    for queue, is_batch in list_queues(layout.root).items():
+        folder = layout.queue_directory(queue, is_batch=is_batch)
+        made = BatchQueue if is_batch else PlainQueue
+        index = made(cache, folder, layout.queue_file_bytes(folder, is_batch=is_batch))
+        unit, last = _last_listed(index, limit)
+        listed_end = next_offset = 0
+        if last is not None and last["size"][0] != FILLER_SIZE:
+            listed_end = int(last["physical_offset"][0]) + int(last["size"][0])
+        if last is not None and is_batch:
+            next_offset = int(last["base_offset"][0]) + int(last["count"][0])
+        end = QueueEnd(
+            next_offset if is_batch else unit,
+            index.row.file_bytes,
+            is_new=not index.row.bases,
+            unit=unit if is_batch else None,
+        )
+        yield FoundEnd(queue, index, end, listed_end)
+
+
+def _last_listed(index: PlainQueue | BatchQueue, limit: int | None) -> tuple[int, Items | None]:
+    """One past the last unit that says something, and that unit; else the first unit, and nothing."""
+    begin, end = index.unit_span()
+    spans = [(begin, end)]
+    if limit is None:  # file by file, since one before the last may be missing
+        per_file = index.row.file_bytes // index.unit_bytes
+        firsts = [base // index.unit_bytes for base in reversed(index.row.bases)]
+        spans = [(first, first + per_file) for first in firsts]
+    below = _FAR if limit is None else limit
+    for first, last in spans:
+        at = index.split(first, last, lambda units: units["physical_offset"] < below)
+        while at > first:
+            unit = index.last_unit(at)
+            if unit is not None and int(unit["physical_offset"][0]) < below:
+                return at, unit
+            at -= 1
+    return begin, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -718,19 +645,15 @@ class StoreEnd:
 
 
 def read_end(layout: Layout) -> StoreEnd:
-    """Look for the ends of a store that was stopped cleanly.
-
-    Raises:
-        DataError: The log is damaged at its end, or the consume queues do not fit it.
-        InvalidError: A file may not be read.
-    """
+    """Look for the ends of a store that was stopped cleanly. DataError: the consume queues do not fit the log."""
     cache = FileCache()
     try:
         log = open_log(layout, cache)
         log_end, records_end, store_ms = _log_end(log)
-        queues, listed_end = _queue_ends(layout, cache)
+        found = list(queue_ends(layout, cache))
     finally:
         cache.close()
+    listed_end = max((one.listed_end for one in found), default=0)
     if listed_end != records_end:
         raise DataError(
             f"the log's last record ends at {records_end}, what the consume queues list at {listed_end}",
@@ -738,6 +661,7 @@ def read_end(layout: Layout) -> StoreEnd:
             do="let a broker recover the store, and stop it cleanly",
         )
     checkpoint = decode_checkpoint(read_text(f"{layout.root}/{CHECKPOINT_FILE}") or b"")
+    queues = {one.queue: one.end for one in found}
     return StoreEnd(log_end, max(store_ms, checkpoint.physical_timestamp_ms), queues)
 
 
@@ -767,48 +691,3 @@ def _log_end(log: MappedFileQueue) -> tuple[int, int, int]:
                 where=log.directory,
                 do="let a broker recover the store, and stop it cleanly",
             )
-
-
-def _queue_ends(layout: Layout, cache: FileCache) -> tuple[dict[MessageQueue, QueueEnd], int]:
-    """The queues' ends, and one past the last record that any of them lists."""
-    found: dict[MessageQueue, QueueEnd] = {}
-    listed_end = 0
-    for queue, is_batch in list_queues(layout.root).items():
-        if is_batch:
-            found[queue], listed = read_batch_end(layout, cache, queue)
-            listed_end = max(listed_end, listed)
-            continue
-        folder = layout.queue_directory(queue, is_batch=False)
-        row = MappedFileQueue(cache, folder, layout.queue_file_bytes(folder, is_batch=False))
-        count = _count_items(row)
-        found[queue] = QueueEnd(count, row.file_bytes, is_new=not row.bases)
-        if count > 0:
-            physical, size, _ = _ITEM.unpack(row.read((count - 1) * ITEM_BYTES, ITEM_BYTES))
-            listed_end = max(listed_end, physical + size if size != FILLER_SIZE else 0)
-    return found, listed_end
-
-
-def read_batch_end(
-    layout: Layout, cache: FileCache, queue: MessageQueue, limit: int | None = None
-) -> tuple[QueueEnd, int]:
-    """Where a batch queue goes on, and one past the last record that it lists; below ``limit`` where it is given."""
-    folder = layout.queue_directory(queue, is_batch=True)
-    index = BatchQueue(cache, folder, layout.queue_file_bytes(folder, is_batch=True))
-    end = batch_end(index, limit)
-    is_new = not index.row.bases
-    return QueueEnd(end.next_offset, index.row.file_bytes, is_new, end.unit), end.listed_end
-
-
-def _count_items(row: MappedFileQueue) -> int:
-    """One past the queue offset of the last written item."""
-    for base in reversed(row.bases):
-        low, high = base // ITEM_BYTES, (base + row.file_bytes) // ITEM_BYTES
-        first = low
-        while low < high:
-            middle = (low + high) // 2
-            item = row.read(middle * ITEM_BYTES, ITEM_BYTES)
-            is_written = len(item) == ITEM_BYTES and _ITEM.unpack(item)[1] != 0
-            low, high = (middle + 1, high) if is_written else (low, middle)
-        if low > first or base == row.bases[0]:
-            return low
-    return 0

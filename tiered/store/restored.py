@@ -87,7 +87,6 @@ class RestoredLog:
     """A commit log that is being made of records from elsewhere."""
 
     def __init__(self, hold: StoreHold, file_bytes: int, mark: LogMark, folder: str) -> None:
-        """Used by ``open``."""
         self.root = hold.root  # the store's directory
         self.end = mark.end  # physical offset behind the last record
         self._begin = file_bytes
@@ -107,17 +106,11 @@ class RestoredLog:
         has_holes: bool = False,
         is_whole: bool = False,
     ) -> RestoredLog:
-        """Begin a log, or go on with one. What a log that was begun and not synced has left is written over.
+        """Begin a log in a directory that is there, or go on with one; what was put and not synced is written over.
 
-        Args:
-            directory: Where the store is made; there is one.
-            file_bytes: Of each file of the log.
-            mark: Where to go on: a ``mark`` that was synced; None: it is begun.
-            has_holes: ``fill_holes`` will be wanted; the same whenever it is gone on with.
-            is_whole: Nothing more was to be put: behind the mark there is nothing, or somebody else's.
-
-        Raises:
-            InvalidError: Someone else writes to it, or has.
+        Gone on with is a ``mark`` that was synced; None: it is begun. ``has_holes``: ``fill_holes`` will be wanted, the
+        same whenever it is gone on with. ``is_whole``: nothing more was to be put, so that behind the mark there is
+        nothing, or somebody else's. InvalidError: someone else writes to it, or has.
         """
         hold = StoreHold(str(Path(directory)))
         part, whole = f"{hold.root}/{PART}", f"{hold.root}/{LOG_DIRECTORY}"
@@ -150,15 +143,7 @@ class RestoredLog:
         return self.end <= self._begin
 
     def put(self, data: npt.NDArray[np.uint8], sizes: Longs) -> None:
-        """Put records one behind the other.
-
-        Args:
-            data: The records as they were, in their new order; they are changed in place.
-            sizes: int64[n], bytes of each.
-
-        Raises:
-            InvalidError: One does not fit a file.
-        """
+        """Put records (``sizes``: int64[n]) as they were, in their new order; ``data`` is changed in place."""
         starts = np.cumsum(sizes) - sizes
         done = 0
         with Disk(self.root):
@@ -186,7 +171,6 @@ class RestoredLog:
         self._blank(self._file_bytes - inside)
 
     def _blank(self, size: int) -> None:
-        """Fill the rest of a file."""
         self._append(SIZE_AND_MAGIC.pack(size, MAGIC_BLANK))
         self.end += size - SIZE_AND_MAGIC.size
 
@@ -198,7 +182,6 @@ class RestoredLog:
         self._append(data[begin : int(starts[-1] + sizes[-1])].data)
 
     def _append(self, data: memoryview | bytes) -> None:
-        """Put bytes that fit the present file."""
         number = self.end // self._file_bytes - 1
         size, crc = self._files[number] if number < len(self._files) else (0, 0)
         self._rows.write(self._folder, self._file_bytes, self.end, data)
@@ -211,11 +194,7 @@ class RestoredLog:
             self._rows.sync()
 
     def end_log(self, now_ms: int) -> None:
-        """Nothing more is to be put, and all was synced: give the log the name by which it is one.
-
-        Raises:
-            StoreUnavailableError: The disk refuses it; again does it.
-        """
+        """Nothing more is to be put, and all was synced: give the log the name by which it is one. Again is fine."""
         whole = f"{self.root}/{LOG_DIRECTORY}"
         with Disk(self.root):
             self._rows.close()
@@ -233,12 +212,7 @@ class RestoredLog:
 def require_as_put(folder: str, file_bytes: int, mark: LogMark, *, is_whole: bool) -> None:
     """Refuse a log that has other bytes than were put, or other files. All of it is read.
 
-    Args:
-        file_bytes: Of each file.
-        is_whole: There must be nothing behind it either; else that is what a crash has left of us.
-
-    Raises:
-        InvalidError: Somebody else has written there.
+    ``is_whole``: there must be nothing behind it either; else that is what a crash has left of us.
     """
     wanted = [f"{file_bytes * number:0{NAME_DIGITS}d}" for number in range(1, len(mark.files) + 1)]
     there = {one.name for one in Path(folder).iterdir()} if Path(folder).is_dir() else set()
@@ -288,15 +262,10 @@ def _renew_property_crcs(data: npt.NDArray[np.uint8], starts: Longs, sizes: Long
 
 
 def fill_holes(directory: str, ends: Mapping[MessageQueue, QueueOffset], place: int) -> int:
-    """Put entries for no message where queues have none.
+    """Put entries for no message where queues have none, in a store that was listed and closed; how many.
 
-    Args:
-        directory: Of a store that was listed and closed.
-        ends: One past the last queue offset of each queue (``MessageStore.queues``).
-        place: Physical offset that they name: where the log begins.
-
-    Returns:
-        How many were put.
+    ``ends``: one past the last queue offset of each queue (``MessageStore.queues``). ``place``: the physical offset that
+    they name, where the log begins.
     """
     layout, cache, rows, count = inspect(directory), FileCache(), RowWriter(), 0
     try:
@@ -353,16 +322,7 @@ class ReadyRecords:
         properties: Sequence[bytes],
         options: StoreOptions,
     ) -> None:
-        """Make them.
-
-        Args:
-            block: The records, all sound; its buffer is not changed.
-            queues: Where each is to go.
-            properties: Of each, as they are to be stored.
-
-        Raises:
-            InvalidError: One cannot be stored so.
-        """
+        """Make them of sound records, whose buffer is not changed, with their queues and stored properties."""
         leads = {topic: Leads(topic) for topic in dict.fromkeys(topic for topic, _ in queues)}
         lengths = list(map(len, properties))
         if max(lengths, default=0) > PROPERTIES_BYTES_MAX:
@@ -386,7 +346,6 @@ class ReadyRecords:
         bytes_at(self.data, ">i8")[self._behind - _PREPARED_TO_BODY] = 0
 
     def __len__(self) -> int:
-        """How many."""
         return len(self.sizes)
 
     def queue_offsets(

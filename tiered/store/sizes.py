@@ -52,7 +52,6 @@ def note_sizes(root: str, options: StoreOptions) -> None:
 
 
 def _as_made(root: str) -> dict[str, int]:
-    """The sizes that the store was made with; none of a broker's, which does not say them."""
     path = f"{root}/{SIZES_FILE}"
     if (raw := read_text(path)) is None:
         return {}
@@ -75,9 +74,6 @@ def as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:
     Which that is, the distances of files tell, else what the store was made with. Of a broker's store without either its
     only file does, unless that shows that it was cut: damage sets no size, since whatever is written from then on would
     have it.
-
-    Raises:
-        InvalidError: Nothing tells.
     """
     made = _as_made(layout.root)
     bases = list_bases(layout.log)

@@ -61,16 +61,7 @@ def message_of(record: Record) -> NewMessage:
 
 
 def complete(message: NewMessage, *, cluster: str, unique_key: str) -> NewMessage:
-    """A message with all that a broker stores of it, in a broker's order.
-
-    Args:
-        message: As a client sends it.
-        cluster: For the property ``CLUSTER``.
-        unique_key: For ``UNIQ_KEY``, when it has none.
-
-    Raises:
-        InvalidError: It says a property twice, and not alike.
-    """
+    """A message of a client with all that a broker stores of it, in a broker's order; ``unique_key`` where it has none."""
     found = all_properties(message)
     found.setdefault(names.UNIQ_KEY, unique_key)
     found[names.CLUSTER] = cluster
@@ -78,14 +69,7 @@ def complete(message: NewMessage, *, cluster: str, unique_key: str) -> NewMessag
 
 
 def inner_batch(messages: Sequence[NewMessage]) -> NewMessage:
-    """Messages of one queue as the one message that holds them; ``complete`` it before it is appended.
-
-    Args:
-        messages: At least one; flag, body, tags, keys and properties of each are kept.
-
-    Raises:
-        InvalidError: None, too many, of several queues, or compressed.
-    """
+    """Messages of one queue, none compressed, as the one that holds them; ``complete`` it before it is appended."""
     if not 1 <= len(messages) <= _COUNT_MAX:
         raise InvalidError(f"{len(messages)} messages: a batch holds 1 to {_COUNT_MAX}")
     first = messages[0]
@@ -115,15 +99,9 @@ class Maker:
         is_batch_topic: bool,
         prepared_transaction_offset: int = 0,
     ) -> None:
-        """Check it.
+        """Check a message with all its properties: it is stored as it is.
 
-        Args:
-            message: With all its properties: it is stored as it is.
-            is_batch_topic: Whether its topic has batch consume queues.
-            prepared_transaction_offset: Physical offset of the half message that it was; 0 when it was none.
-
-        Raises:
-            InvalidError: See the module; or a name, number or size that no record can have.
+        ``prepared_transaction_offset``: physical offset of the half message that it was; 0 when it was none.
         """
         self._message = message
         self._prepared_transaction_offset = prepared_transaction_offset
@@ -165,11 +143,7 @@ class Maker:
         )
 
     def make(self, queue_offset: int, physical_offset: int, store_ms: int) -> bytes:
-        """The record for its place.
-
-        Raises:
-            InvalidError: A number, or the properties, do not fit.
-        """
+        """The record for its place."""
         message, options = self._message, self._options
         flag = host_bits(message.sys_flag, self._born_host, options.store_host)
         born_ms = message.born_timestamp_ms

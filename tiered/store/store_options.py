@@ -98,11 +98,6 @@ class StoreOptions:
     compacting: Compacting = field(default_factory=Compacting)  # see ``Compacting``
 
     def __post_init__(self) -> None:
-        """Refuse what no store can have.
-
-        Raises:
-            InvalidError: A size, count or time is not positive, or the delay levels are none.
-        """
         for name in (
             "commitlog_file_bytes",
             "consumequeue_file_items",

@@ -79,7 +79,6 @@ class TopicTable:
         return cls(root, document)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a topic."""
         return name in self._table
 
     def put(self, name: str, queues: int, perm: int = PERM_READ_WRITE) -> None:
@@ -196,12 +195,7 @@ class KnownTopics:
     def create(
         self, topic: str, queues: int, *, is_batch: bool, is_compacted: bool = False
     ) -> None:
-        """Make a topic, or give one more queues.
-
-        Raises:
-            InvalidError: The name is none, ``queues`` is not positive, the topic has queues of the other kind, or would be
-                compacted and have batch queues.
-        """
+        """Make a topic, or give one more queues; those of the other kind are refused, as are compacted batch queues."""
         check_topic(topic)
         if queues <= 0:
             raise InvalidError(f"topic {topic}: {queues} queues")

@@ -34,14 +34,7 @@ _BYTES: Final = 4 << 20
 
 
 def half_message(message: NewMessage, producer_group: str) -> NewMessage:
-    """What is stored of a message that waits for a decision.
-
-    Args:
-        message: Complete (``MessageStore.complete``), with the topic and queue where it is to appear.
-
-    Raises:
-        InvalidError: It is a half message already, or has no unique id.
-    """
+    """What is stored of a complete message that waits for a decision, with the topic and queue where it is to appear."""
     unique = message.properties.get(names.UNIQ_KEY)
     if message.topic == HALF_QUEUE.topic or unique is None:
         raise InvalidError("a half message is made of a complete message of its own topic")
@@ -63,11 +56,7 @@ def half_message(message: NewMessage, producer_group: str) -> NewMessage:
 
 
 def committed(half: NewMessage) -> NewMessage:
-    """What is stored in its topic of a half message that is committed.
-
-    Raises:
-        InvalidError: It is no half message.
-    """
+    """What is stored in its topic of a half message that is committed."""
     found = dict(half.properties)
     topic, queue_id = found.pop(names.REAL_TOPIC, ""), found.pop(names.REAL_QUEUE_ID, "")
     if not topic or not (queue_id.isascii() and queue_id.isdigit()):
@@ -98,11 +87,7 @@ class Transactions:
         return self._store.append_as_is(half)
 
     def commit(self, offset_msg_id: str) -> Appended:
-        """Let a half message appear in its topic. ``offset_msg_id``: of its receipt.
-
-        Raises:
-            InvalidError: There is no such half message (it may have expired). Others as of ``prepare``.
-        """
+        """Let a half message appear in its topic; it may have expired. ``offset_msg_id``: of its receipt."""
         record = self._half(offset_msg_id)
         appended = self._store.append_as_is(
             committed(message_of(record)), prepared_transaction_offset=record.physical_offset

@@ -32,7 +32,7 @@ from backends.errors import (
 from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, probe
 from backends.registry import PREFIX as PROBES
-from backends.s3 import plain_http_host, read_object_lock, read_rules
+from backends.s3_bucket import plain_http_host, read_object_lock, read_rules
 from backends.wrapping import put_own
 from tiered.api.broker_place import find_places
 from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import StoredVersion
-    from backends.s3_versions import BucketVersions
+    from backends.s3_bucket import Bucket
     from tiered.upkeep.workplace import Workplace
 
 
@@ -42,7 +42,7 @@ class OldVersions:
         return asdict(self)
 
 
-def erasable(at: Workplace, bucket: BucketVersions) -> Iterator[StoredVersion]:
+def erasable(at: Workplace, bucket: Bucket) -> Iterator[StoredVersion]:
     """What is left of deleted objects that held messages or keys and are named by nobody."""
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
@@ -54,7 +54,7 @@ def erasable(at: Workplace, bucket: BucketVersions) -> Iterator[StoredVersion]:
                 yield one
 
 
-def look_for_versions(at: Workplace, bucket: BucketVersions, *, deletes: bool) -> OldVersions:
+def look_for_versions(at: Workplace, bucket: Bucket, *, deletes: bool) -> OldVersions:
     """Count what can be erased, and delete it if told to.
 
     Raises:
