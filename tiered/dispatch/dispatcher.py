@@ -558,6 +558,7 @@ class TieredDispatcher:
         counters.parts += len(some)
         counters.bundles += bundles
         counters.rounds = self._rounds.rounds
+        counters.unmirrored = self._journal.unmirrored
         self.budget.release(items * ITEM_MEMORY_BYTES)
         if some:
             self._last_commit_s = self._clock.monotonic_s()

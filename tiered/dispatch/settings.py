@@ -271,6 +271,7 @@ class DispatchCounters:
     parts: int = 0  # parts committed
     bundles: int = 0  # bundles that they lie in
     rounds: int = 0  # journal entries written for them
+    unmirrored: int = 0  # checkpoints of the journal of which there is no second copy
     uploads_failed: int = 0  # uploads that failed or whose outcome is unknown
     switches: int = 0  # file switches after a failed upload
     lock_misses: int = 0  # batches that dispatch left to compensation because a queue was busy

@@ -22,6 +22,10 @@ After an error, unless it came from the caller's check, this writer is done: eve
 ``ClosedError``, since it may be unknown what became of the last entry.
 
 After a crash: the entry is there or it is not; nothing else has to be cleaned up.
+
+Mirrors: a checkpoint of a journal that is all that knows its objects (a ``Guarded`` machine's) is put a second time, below
+``meta/``, once it is stored itself, so that a journal whose folder is lost is not lost (``tiered.upkeep.rebuild``). A copy
+that fails is counted (``unmirrored``), and nothing waits for it: the next checkpoint has its own.
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import EPOCH, Action, Entry, checksum, encode_entry
 from tiered.journal.lease import NOTHING_KNOWN, JournalEnd
-from tiered.journal.replay import JournalReader, Machine
-from tiered.keys import entry_key
+from tiered.journal.replay import Guarded, JournalReader, Machine
+from tiered.keys import MIRROR, checkpoint_key, entry_key
 
 if TYPE_CHECKING:
     import random
@@ -111,6 +115,7 @@ class JournalWriter(Generic[S]):
         self._in_flight = 0
         self.writer = writer  # our 8-hex-digit id
         self.epoch = 0  # our epoch; 0 before ``take_epoch`` and for writers without one
+        self.unmirrored = 0  # checkpoints of which there is no second copy
         self._checkpoint_not_before_s = 0.0
         self._give_up_s = give_up_s
         self._give_up_at_s = math.inf
@@ -186,8 +191,11 @@ class JournalWriter(Generic[S]):
         """
         with self._lock:
             self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
-            self._patiently(
-                lambda: self._reader.store_checkpoint(self._put), "the checkpoint is not written"
+            self._mirror(
+                self._patiently(
+                    lambda: self._reader.store_checkpoint(self._put),
+                    "the checkpoint is not written",
+                )
             )
 
     def append(
@@ -274,13 +282,22 @@ class JournalWriter(Generic[S]):
         if begin_s < self._checkpoint_not_before_s and not force:
             return False
         try:
-            self._reader.store_checkpoint(self._put)
+            self._mirror(self._reader.store_checkpoint(self._put))
         except BackendError:
             self._checkpoint_not_before_s = self._clock.monotonic_s() + _PAUSE_S_MAX
             return False
         now_s = self._clock.monotonic_s()
         self._checkpoint_not_before_s = now_s + _CHECKPOINT_REST * (now_s - begin_s)
         return True
+
+    def _mirror(self, checkpoint: bytes) -> None:
+        """Put the second copy of the checkpoint that was just stored."""
+        if not isinstance(self._machine, Guarded):
+            return
+        try:
+            self._put(checkpoint_key(self._prefix + MIRROR, self.number), checkpoint)
+        except BackendError:
+            self.unmirrored += 1
 
     def _put(self, key: str, data: bytes) -> None:
         """Of an object that nobody changes, perhaps by an earlier try."""

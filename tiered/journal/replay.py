@@ -223,9 +223,13 @@ class JournalReader(Generic[S]):
                 raise self._missing(self.number + 1)
         return applied
 
-    def place(self, state: S, number: int) -> None:
-        """Go to a state that somebody vouches for, behind all that lies in the journal; the next entry follows nothing."""
-        self.state, self.number, self.last = state, number, 0
+    def place(self, state: S, number: int, last: int = 0) -> None:
+        """Go to a state that somebody vouches for.
+
+        Args:
+            last: Checksum of the entry ``number``; 0: all of the journal lies before it, and the next entry follows nothing.
+        """
+        self.state, self.number, self.last = state, number, last
         self._is_held = True
 
     def jump_to(self, number: int) -> bool:
@@ -368,11 +372,14 @@ class JournalReader(Generic[S]):
                 f"journal entry {entry.number} has another form: {error!r:.200}", where=where
             ) from error
 
-    def store_checkpoint(self, put: Callable[[str, bytes], None]) -> None:
+    def store_checkpoint(self, put: Callable[[str, bytes], None]) -> bytes:
         """Store a checkpoint of the present state, behind the shards that it names and that are not stored yet.
 
         Args:
             put: Makes an object of the store, if it is not there.
+
+        Returns:
+            The checkpoint, without its shards.
         """
         machine = self._machine
         if isinstance(machine, Sharded):
@@ -385,9 +392,11 @@ class JournalReader(Generic[S]):
                     reached("shard-stored")
                 names[shard.digest] = self._shards.setdefault(shard.digest, name)
             self._shards = names
-        put(checkpoint_key(self._prefix, self.number), self.checkpoint_bytes())
+        data = self.checkpoint_bytes()
+        put(checkpoint_key(self._prefix, self.number), data)
         reached("checkpoint-stored")
         self.since_checkpoint = 0
+        return data
 
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state; its shards are stored."""

@@ -169,6 +169,7 @@ class _VerifyRun:
         if not deep:
             return []
         self.take(check_journal(self._store, self._prefix, listing.entries, listing.checkpoints))
+        self.take(check_mirrors(self._store, self._prefix, listing.mirrors))
         return [
             *self._bundle_steps(state, listing.missing),
             *self._index_steps(state, listing.missing),
@@ -325,6 +326,8 @@ class ObjectListing:
     checkpoints: list[int] = field(default_factory=list)  # numbers of checkpoints
     has_lease: bool = False  # there is a lease
     has_facts: bool = False  # there is a copy of what is known of timers
+    mirrors: list[int] = field(default_factory=list)
+    """Numbers of checkpoints of which there is a second copy."""
     mounts: list[str] = field(default_factory=list)
     """Entries in which mounts keep the offsets of groups."""
     unknown: list[str] = field(default_factory=list)
@@ -373,6 +376,8 @@ def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None
         found.has_lease = True
     elif key == FACTS:
         found.has_facts = True
+    elif mirror := keys.parse_journal_key(keys.MIRROR, key):
+        found.mirrors.append(mirror[0])
     elif key.startswith(keys.MOUNT) and _MOUNT_ENTRY.search(key):
         found.mounts.append(key)
     elif not key.startswith(_OTHERS):
@@ -598,6 +603,20 @@ def check_meta(store: ObjectStore, prefix: str, state: TierState, *, has_facts: 
     return found
 
 
+def check_mirrors(store: ObjectStore, prefix: str, numbers: Iterable[int]) -> Finding:
+    """Whether second copies of checkpoints can be read; one that is gone meanwhile was trimmed."""
+    found, reader = Finding(), JournalReader(store, prefix + keys.MIRROR, TierMachine())
+    for number in numbers:
+        key = checkpoint_key(prefix + keys.MIRROR, number)
+        try:
+            found.object_count += reader.read_checkpoint(number) is not None
+        except OtherVersionError as error:
+            found.problem(OTHER_VERSION, key, str(error))
+        except DataError:
+            found.problem("meta", key, f"it cannot be read; {_LOST_MIRROR}")
+    return found
+
+
 def check_mount_entry(store: ObjectStore, prefix: str, key: str) -> Finding:
     """Whether an entry can be read in which a mount keeps the offsets of groups; one that is gone meanwhile was trimmed."""
     found = Finding()
@@ -614,6 +633,7 @@ def check_mount_entry(store: ObjectStore, prefix: str, key: str) -> Finding:
 
 _MOUNT_ENTRY = re.compile(rf"/{JOURNAL}\d+$")
 _LOST_HANDOVER = "topics, groups and offsets of the broker that is gone are in it alone: bring it back from a copy"
+_LOST_MIRROR = "a journal that is lost is rebuilt without it, from an older one; the next checkpoint has its own"
 _LOST_FACTS = "a rebuilt journal forgets without it what was handed over; the next import, run or cancel writes it anew"
 
 

@@ -1,7 +1,9 @@
 """Rebuild: a lost or damaged journal, or a key index, again from what objects say of themselves. Plan, then apply.
 
-Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every bundle's table, and
-lets ``tiered.log.rebuilt_state`` propose a state. ``apply_rebuild`` makes that state the tier's: an epoch's entry and its
+Overview: ``plan_rebuild`` reads the journal as far as it goes, or goes on from the newest second copy of a checkpoint
+(``tiered.journal.append``) when that reaches further. It lists all objects, reads every bundle's table, and lets
+``tiered.log.rebuilt_state`` propose a state: what is known, and what is newer. Where neither is left, all is guessed from
+the bundles, and the plan's notes say so. ``apply_rebuild`` makes that state the tier's: an epoch's entry and its
 checkpoint, with a number beyond every one that can have been used (the next multiple of ``REBUILT_STRIDE``).
 
 Ordering: lease; the epoch's entry, which fences; a listing, which must be the plan's; the checkpoint; the replay that shows
@@ -11,6 +13,12 @@ Why this supersedes what is there: readers jump to the newest checkpoint, so wha
 whole, is not read again. A writer of the old history that wins a number of its own, which is smaller, lists behind it. It
 finds the epoch's entry, and is fenced; or it was faster, and then its entry is in the listing, and nothing is replaced: plan
 again. Nothing is deleted or overwritten.
+
+Why an old copy brings nothing back that was given up: it is the state after a beginning of the journal, just as what can be
+read of a damaged one is, and is believed as far: objects that are gone are no history, what is newer counts over it, and
+whole entries behind it are replayed. It knows all that had expired, was truncated or erased by then; of what came later,
+and of which no entry is left, only what no ``gc`` has deleted yet can be there again, as without it. A copy of another
+history than the one that the journal's beginning or the lease tells of (a tier that was begun anew) is not believed.
 
 Retries and errors: the store's, and the journal's for entry and checkpoint.
 
@@ -46,7 +54,9 @@ from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
 from tiered.journal.typed import INT_MAX, as_document, document_of
 from tiered.keys import (
+    JOURNAL,
     LEASE,
+    MIRROR,
     OFFSET_DIGITS,
     entry_key,
     parse_data_key,
@@ -148,7 +158,7 @@ def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
         digests[folder].update(line.encode("utf-8", "surrogateescape"))
         counts[folder] += 1
         data = parse_data_key(prefix, info.key)
-        number = parse_journal_key(prefix, info.key)
+        number = parse_journal_key(prefix, info.key) or parse_journal_key(prefix + MIRROR, info.key)
         if number:
             found.numbers.add(number[0])
         elif data and data.kind == "quarantine" and data.queue:
@@ -186,9 +196,10 @@ def plan_rebuild(
         OtherVersionError: The journal or an object is of another version.
     """
     listing = list_all(store, prefix)
-    reader, damage = _read_journal(store, prefix)
     lease, _ = read_lease(store, prefix + LEASE)
     remembered = lease.end if lease else JournalEnd()
+    reader, damage = _read_journal(store, prefix)
+    note = _go_on_from_mirror(reader, store, prefix, remembered.history) if damage else ""
     numbers = [reader.number, remembered.number, *listing.numbers]
     number = (max(numbers) // REBUILT_STRIDE + 1) * REBUILT_STRIDE
     if number >= _NUMBER_END:
@@ -222,6 +233,7 @@ def plan_rebuild(
     state = replace(rebuilt.state, epoch=rebuilt.state.epoch + 1)
     state = _with_handover(store, listing.meta, prefix, state, rebuilt.notes)
     rebuilt.state = _with_timers(store, prefix, reader, state, rebuilt.notes)
+    rebuilt.notes += [note] if note else []
     rebuilt.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
     if listing.indexes:
         rebuilt.notes.append(
@@ -315,6 +327,32 @@ def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierSt
     except DataError as error:
         return reader, str(error)
     return reader, ""
+
+
+def _go_on_from_mirror(
+    reader: JournalReader[TierState], store: ObjectStore, prefix: str, history: str
+) -> str:
+    """Go to the newest second copy of a checkpoint, if it is newer, and replay what is whole behind it; what to tell.
+
+    Args:
+        history: As the lease tells it.
+    """
+    mirrored = JournalReader(store, prefix + MIRROR, TierMachine())
+    with contextlib.suppress(DataError):  # the newest that is whole is enough
+        mirrored.catch_up()
+    wanted = reader.state.history or history
+    if mirrored.number > reader.number and wanted in {"", mirrored.state.history}:
+        reader.place(mirrored.state, mirrored.number, mirrored.last)
+        with contextlib.suppress(DataError):
+            while reader.step():
+                pass
+        return f"what was known at journal entry {mirrored.number} is taken from its checkpoint in {MIRROR}{JOURNAL}"
+    if reader.number:
+        return ""
+    return (
+        "neither a beginning of the journal nor a copy of a checkpoint is left, so all is guessed from the objects:"
+        " the ends of queues, and what was given up, may be told wrongly"
+    )
 
 
 def _whole_entries_behind(
