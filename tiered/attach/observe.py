@@ -177,7 +177,6 @@ def measure_lag(
 
     Args:
         commits: Commit offset of each queue of the tier; a queue that is missing has nothing there.
-        now_ms: UTC.
     """
     return {
         queue: _lag_of(local, queue, bounds, commits.get(queue), now_ms)

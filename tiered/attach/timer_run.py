@@ -143,11 +143,7 @@ class KeptLease:
         return self._lost is None and self._clock.monotonic_s() - self._lease.written_s < LEASE_S
 
     def require(self) -> None:
-        """End when it is another's.
-
-        Raises:
-            FencedError: It is.
-        """
+        """End when it is another's."""
         if self._lost is not None:
             raise self._lost
 
@@ -383,9 +379,6 @@ def hand_over(
     Args:
         open_target: Opens the target, once the lease is ours; given the place, what the journal says (as of the store from
             which the timers were taken), and whom to ask whether the lease is ours still.
-        options: For S3.
-        rng: For ids and jitter; by default from the system.
-        announce: Told of a run whose lease is waited for.
         beside: Goes on beside the work, which it may look at from other threads.
 
     Raises:

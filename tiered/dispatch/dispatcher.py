@@ -91,11 +91,7 @@ class Following:
         throttle: Throttle,
         stop: Callable[[], bool],
     ) -> None:
-        """Begin.
-
-        Args:
-            starts: Where to go on in each queue.
-        """
+        """Begin."""
         self._follower: Follower = local.follow(starts, stop)
         self._files = files
         self._continuity = continuity
@@ -114,7 +110,6 @@ class Following:
         """Take the next window.
 
         Args:
-            window_bytes: Of the local log, at most.
             until_idle: The caller ends when there is nothing more.
 
         Returns:
@@ -198,9 +193,7 @@ class TieredDispatcher:
         """Wire the parts; no thread runs yet.
 
         Args:
-            prefix: The broker's prefix, ending in a slash.
             start: Where a queue begins that the tier has never met.
-            escapes_case: The store takes names for one that differ only in case.
         """
         self._context = DispatchContext(
             settings, MemoryBudget(settings.buffer_bytes_max), clock, rng
@@ -406,11 +399,7 @@ class TieredDispatcher:
         return self.budget.used_bytes == 0 and self._compensation.is_idle and self._rounds.is_idle
 
     def drain(self, timeout_s: float) -> bool:
-        """Flush all buffers and wait until everything taken is durable.
-
-        Returns:
-            False when that took longer than ``timeout_s`` or the dispatcher ended by itself.
-        """
+        """Flush all buffers, and wait until all is durable; False when that took longer, or we ended by ourselves."""
         self._commits.flush = True
         self._wake.set()
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -443,13 +432,10 @@ class TieredDispatcher:
         return self.seconds_without_commit() > max(_STALL_S_MIN, 3 * self._settings.freshness_s)
 
     def seal_all(self, stop: Callable[[], bool]) -> int:
-        """Seal the open segment of every queue that is settled; what comes next opens new ones. While started.
+        """Seal the open segment of every queue that is settled, while started; how many are being sealed.
 
         Args:
             stop: Ends the waiting for the entry that says so.
-
-        Returns:
-            How many are being sealed.
         """
         told: list[threading.Event] = []
         for queue, incarnations in self._journal.state.queues.items():
@@ -651,11 +637,8 @@ class Compensation:
         """Wire it.
 
         Args:
-            context: How much to read at once, and whether memory has room for it.
             take: Appends a batch to a queue's buffer, if the queue was reopened just so often; with None: commits what the
                 buffer holds.
-            state_fact: Has the next journal entry say something.
-            continuity: Says whether a queue goes on where it was.
         """
         settings = context.settings
         self._local = local

@@ -85,9 +85,6 @@ class DispatchSettings:
         """Bytes of the local log looked at in one step, within a quarter of the buffer; within half where queues are many.
 
         What a step costs goes by its queues as well as by its bytes.
-
-        Args:
-            queues: Of which there was something in the step before.
         """
         many = min(queues * _SECTION_BYTES, self.buffer_bytes_max // 2)
         return max(min(self.window_bytes, max(1, self.buffer_bytes_max // 4)), many)

@@ -91,9 +91,6 @@ class JournalWriter(Generic[S]):
         Args:
             store: Where the journal lies. Must be able to put if absent, and must not retry by itself: an answer that
                 was lost is our business here.
-            prefix: Of the broker (or archive), ending in a slash.
-            writer: Random id of this process, 8 hex digits.
-            clock: For the time stamps and the pauses between tries.
             stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
             give_up_s: They end so, too, when the store has not taken an entry for so long.
             on_failure: Told of each try that failed. Somebody hears of it, so what only a person can mend (credentials,
@@ -148,7 +145,6 @@ class JournalWriter(Generic[S]):
         """Begin an epoch: whatever an earlier writer has in flight will be named by no entry.
 
         Args:
-            holder: Who we are, for people (host, process, store).
             remembered: What the lease told of the journal when we took it.
 
         Raises:
@@ -169,13 +165,8 @@ class JournalWriter(Generic[S]):
         Whoever has won a smaller number and looks behind it from now on is fenced. What lies before counts until a
         checkpoint of this entry is there (``require_checkpoint``).
 
-        Args:
-            state: The state after which the journal is to go on.
-            holder: See ``take_epoch``.
-
         Raises:
             FencedError: Another was faster, or something lies behind ``number``.
-            StoreUnavailableError: See ``append``.
         """
         with self._lock:
             self._reader.place(state, number - 1)
@@ -184,11 +175,7 @@ class JournalWriter(Generic[S]):
             reached("epoch-taken")
 
     def require_checkpoint(self) -> None:
-        """Write a checkpoint of the state after the last entry, which is to count without the entries before it.
-
-        Raises:
-            StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown.
-        """
+        """Write a checkpoint of the state after the last entry, which is to count without the entries before it."""
         with self._lock:
             self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
             self._mirror(

@@ -61,11 +61,7 @@ Nested = Callable[[type[Any]], JsonForm[Any]]
 
 
 def is_key(key: str) -> None:
-    """Check that it may be the key of an object.
-
-    Raises:
-        ValueError: It is empty or too long.
-    """
+    """Refuse (``ValueError``) what cannot be the key of an object."""
     if not 0 < len(key) <= KEY_CHARS_MAX:
         raise ValueError(f"an object's key is {key!r:.80}")
 

@@ -69,11 +69,7 @@ def named_objects(state: TierState) -> dict[str, int]:
 def parts_by_bundle(
     state: TierState, keys: Container[str] | None = None
 ) -> Iterator[tuple[Bundle, list[NamedPart]]]:
-    """The parts of each bundle, in the order of their keys; each bundle's as they lie in it.
-
-    Args:
-        keys: Of these bundles only; None: of all.
-    """
+    """The parts of each bundle, in the order of their keys; each bundle's as they lie in it."""
     wanted = {
         key: number
         for number, key in enumerate(sorted(named_bundles(state)))
@@ -155,10 +151,6 @@ class TierHistory:
 
         Args:
             old_ms: What was written at this time of the store or before is older than the grace.
-
-        Raises:
-            DataError: The journal is damaged, or was trimmed while we read it.
-            InvalidError: It is of a newer version.
         """
         self._store = store
         self._prefix = prefix
@@ -212,11 +204,7 @@ class TierHistory:
         return self._names.union(*map(named_objects, bases))
 
     def follow(self) -> set[str]:
-        """Go on to the head; the keys that new entries name.
-
-        Raises:
-            DataError: An entry is damaged, or missing though later ones are there.
-        """
+        """Go on to the head; the keys that new entries name."""
         new: set[str] = set()
         awaited = 0
         while True:

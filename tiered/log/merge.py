@@ -135,11 +135,7 @@ def fingerprint(parts: Parts) -> int:
 def plan_merge(
     state: TierState, policy: MergePolicy, *, leave: Collection[str] = ()
 ) -> MergePlan | None:
-    """What is to be gathered next; None when nothing is due.
-
-    Args:
-        leave: Keys of bundles that are left as they are, since they are damaged.
-    """
+    """What is to be gathered next, but for what lies in damaged bundles (``leave``, keys); None when nothing is due."""
     used = bundles_used(state, leave)
     chosen, level = _full_level(state, used, policy)
     if not chosen:
@@ -154,9 +150,6 @@ def plan_erasure(
     """What is to be rewritten next so that nothing of some bundles is named any more; None when nothing of them is.
 
     What is named of them stays on its level, some bundles of one level at a time: nothing else is gathered on the way.
-
-    Args:
-        bundles: Keys of bundles that hold what was given up (``tiered.log.orphans``).
     """
     used = [use for use in bundles_used(state) if use.bundle.key in bundles]
     level = max(1, used[0].bundle.level) if used else 1  # (level 0: as committed)
@@ -384,8 +377,6 @@ def replace_run(
     Args:
         segment: Base log offset of the segment that it is to lie in.
         was: ``fingerprint`` of the run.
-        with_open: It may touch a segment that is not sealed.
-        compacts: Messages may have become holes.
     """
     for at, first in enumerate(incarnation.segments):
         if first.base_offset != segment or first.parts.queue_end <= part.queue_offset:

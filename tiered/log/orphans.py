@@ -119,13 +119,7 @@ class KnownObjects:
 def plan_orphans(
     listed: Iterable[ObjectInfo], probes: Iterable[ObjectInfo], known: KnownObjects, *, limit: int
 ) -> OrphanPlan:
-    """Decide on every object.
-
-    Args:
-        listed: All that lies below the broker's prefix.
-        probes: All whose key begins with ``probe-``, beside the brokers.
-        limit: Delete at most so many.
-    """
+    """Decide on every object."""
     planner = _OrphanPlanner(known)
     previous = ""
     for info in listed:

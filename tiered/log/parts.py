@@ -254,14 +254,7 @@ class Parts(Sequence[Part]):
         start: int = 0,
         end: int | None = None,
     ) -> None:
-        """Look at rows that nobody writes to.
-
-        Args:
-            rows: ``PART``, one a part; or rows that others look at, too.
-            bundles: Of each; nothing if others know.
-            start: The first that is looked at.
-            end: One past the last; None: all.
-        """
+        """Look at rows that nobody writes to."""
         self._shared = rows if isinstance(rows, _Rows) else _Rows(rows, list(bundles))
         self._start = start
         self._end = len(self._shared.bundles) if end is None else end
@@ -676,11 +669,7 @@ def encode_columns(parts: Iterable[Parts]) -> Any:  # noqa: ANN401 (JSON values)
 
 
 def decode_columns(document: Any) -> Parts:  # noqa: ANN401 (JSON values)
-    """Undo ``encode_columns``: all rows, one behind the other.
-
-    Raises:
-        ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
-    """
+    """Undo ``encode_columns``: all rows, one behind the other."""
     said = as_object(StoredColumns).decode(document)
     count, columns = said.count, said.columns
     if not 0 <= count <= PARTS_MAX:
@@ -698,11 +687,7 @@ def decode_columns(document: Any) -> Parts:  # noqa: ANN401 (JSON values)
 
 
 def check_rows(rows: npt.NDArray[np.void]) -> None:
-    """Check that offsets and times are within what can be reckoned with, and that no part is empty or leaves its section.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Refuse (``ValueError``) times and offsets out of bounds, and parts that are empty or leave their section."""
     for name in ("start", "log_offset", "queue_offset", "log_gone"):
         if len(rows) and not 0 <= rows[name].min() <= rows[name].max() < INT_MAX:
             raise ValueError(f"{name} of a part is out of range")
@@ -751,11 +736,7 @@ def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any
 
 
 def incarnation_form(take: Callable[[int], Parts]) -> JsonForm[Incarnation]:
-    """Of an incarnation as a row, with how many parts each segment has; the parts stand by themselves, in this order.
-
-    Args:
-        take: Gives the next parts.
-    """
+    """Of an incarnation as a row, with how many parts each segment has; the parts stand by themselves, in this order."""
     return as_row(Incarnation, segments=JsonForm(_segment_rows, partial(_segments_of, take)))
 
 

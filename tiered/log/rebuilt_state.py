@@ -105,11 +105,7 @@ def propose(
     """Make the state that the bundles allow.
 
     Args:
-        tabled: Every bundle whose table, or some of whose sections, could be read.
         known: What the readable beginning of the journal says; the initial state when nothing of it is readable.
-        quarantined: Offsets in quarantine, by queue and incarnation.
-        read: See ``choose``.
-        epochs: Of other objects that writers have made.
         behind: Whole entries behind the readable beginning, in order.
     """
     candidates, present = Candidates(tabled), Present(tabled, sizes)
@@ -311,7 +307,6 @@ def choose(
     """The newest that do not overlap, in the order of their queue offsets.
 
     Args:
-        known: What the readable beginning of the journal says.
         read: Reads items and records, where a part has to be cut or two histories told apart; asked for nothing else.
     """
     able = [one for one in candidates if _may_be_history(one, queue, incarnation, known)]
@@ -753,11 +748,7 @@ def build_incarnation(
     number: int,
     known: KnownIncarnation | None,
 ) -> BuiltIncarnation:
-    """Make an incarnation.
-
-    Args:
-        chain: Its parts, in order, none overlapping another.
-    """
+    """Make an incarnation of its parts, in order, none overlapping another."""
     built = BuiltIncarnation()
     name = f"{queue} incarnation {number}"
     if not chain and (known is None or not known.incarnation.parts()):

@@ -89,9 +89,6 @@ class SectionPlan:
     ) -> tuple[list[memoryview], OpenSection | None]:
         """The ranges wanted, from what was read.
 
-        Args:
-            chunks: The bytes of ``ranges``.
-
         Returns:
             The bytes of each range, and what further ranges of the section can be read by, where that is known now.
         """
@@ -136,9 +133,6 @@ def plan_ranges(
     """Plan to read ranges of one section.
 
     Args:
-        wants: All of one section; at least one, none empty.
-        where: Prefix of the broker, for messages.
-        known: Of the section, if the caller has it.
         is_whole: Whether it is read whole; None: what costs less.
     """
     place = wants[0].place
@@ -288,19 +282,7 @@ def read_planned(
     known: OpenSection | None = None,
     is_whole: bool | None = None,
 ) -> tuple[list[memoryview], OpenSection | None]:
-    """Read and check as planned: with one request, or two where a block table has to come first.
-
-    Args:
-        wants: Ranges of one section, none empty.
-        known: Of the section, if the caller has it.
-        is_whole: See ``plan_ranges``.
-
-    Returns:
-        As ``SectionPlan.check``.
-
-    Raises:
-        DataError: As of ``plan_ranges`` and ``SectionPlan.check``.
-    """
+    """Read and check as planned: with one request, or two where a block table has to come first."""
     plan = plan_ranges(wants, where=where, known=known, is_whole=is_whole)
     key = where + wants[0].key
     if plan.is_first:
@@ -317,7 +299,6 @@ def read_ranges(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) 
 
     Raises:
         DataError: The bundle is damaged there; nothing of it is returned.
-        BackendError: It could not be read (``ObjectNotFoundError``: it is gone).
     """
     some = [want for want in wants if want.size_bytes]
     found = iter(_read(store, prefix, some) if some else ())

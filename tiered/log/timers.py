@@ -323,14 +323,7 @@ class FactsCopy:
         self._texts: list[bytes] = []
 
     def keep(self, facts: TimerFacts, number: int) -> None:
-        """Write it, unless there is a newer one.
-
-        Args:
-            facts: As of the journal's entry ``number``.
-
-        Raises:
-            OtherVersionError: What is there is of another version; it stays.
-        """
+        """Write it, as of the journal's entry ``number``, unless there is a newer one; another version's stays."""
         text = self._text(facts, number)
         for _ in range(_TRIES):
             if self._version is None:
@@ -361,11 +354,7 @@ class FactsCopy:
 
 
 def kept_facts(store: ObjectStore, prefix: str) -> tuple[TimerFacts, int] | None:
-    """What the copy says, and of which journal entry; None: there is none, or it is damaged.
-
-    Raises:
-        OtherVersionError: It is whole, and of another form.
-    """
+    """What the copy says, and of which journal entry; None: there is none, or it is damaged."""
     return _kept(store, prefix + FACTS)[0]
 
 

@@ -31,9 +31,6 @@ def cut(
 ) -> tuple[Incarnation, Incarnation] | None:
     """Divide an incarnation.
 
-    Args:
-        entry: Number of the journal entry that says so.
-
     Returns:
         The tail ``[end, was)``, ended, and the incarnation ``[min, end)``; None when it does not fit.
     """

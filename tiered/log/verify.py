@@ -82,11 +82,7 @@ IN_FLIGHT_MAX = 4
 
 
 def require_same_id(state: TierState, local: LocalStore) -> None:
-    """Refuse to hold a tier against another store than its own: what only one of them has would be no difference.
-
-    Raises:
-        InvalidError: Both tell which store they are of, and it is not the same.
-    """
+    """Refuse to hold a tier against another store than its own: what only one of them has would be no difference."""
     known, mine = state.store.get("store_id"), local.identity.store_id
     if known and mine and known != mine:
         raise InvalidError(
@@ -113,8 +109,6 @@ def verify_tier(
     """Check a tier. Whatever is damaged is in the report, and ends nothing.
 
     Args:
-        store: The tier's store (with retries).
-        prefix: Of the broker, ending in a slash (``Place.prefix``).
         deep: Read and check every object; else only journal, listing and state.
         local: Also compare with this local store, message by message (``refresh`` is called).
         executor: Runs the steps of a deep run and of a comparison; None: they run here, one after another.
@@ -123,7 +117,6 @@ def verify_tier(
 
     Raises:
         JournalLostError: The journal is gone, or has lost its end (other damage is not an error here).
-        TieredStoreError: The journal is of a newer version, or the local store is another, or cannot be read at all.
     """
     run = _VerifyRun(store, prefix)
     steps = run.journal_and_listing(deep=deep)
@@ -387,11 +380,7 @@ def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None
 def record_listing(
     found: ObjectListing, named: AbstractSet[str], epoch: int, report: VerifyReport
 ) -> None:
-    """Count what is not a failure, and name what the journal has never heard of.
-
-    Args:
-        epoch: The epoch; its writer may be about to name what it has made.
-    """
+    """Count what is not a failure, and name what the journal has never heard of."""
     recorded = report.recorded
     for key, size in found.unnamed.items():
         made = keys.maker_of(key)

@@ -138,11 +138,7 @@ class BundleCheck:
 def check_bundle(
     data: memoryview, key: str, bundle: Bundle, named: Sequence[NamedPart], found: Finding
 ) -> None:
-    """Check a bundle's bytes.
-
-    Args:
-        named: The parts that lie in it, as they lie.
-    """
+    """Check a bundle's bytes."""
     if len(data) != bundle.size_bytes:
         found.problem("size", key, f"{len(data)} bytes; the journal says {bundle.size_bytes}")
     _check_table(data, key, bundle, named, found)

@@ -33,9 +33,6 @@ _LOG = logging.getLogger("tiered.timer")
 def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
     """Cancel all pending messages with a unique id. All hours are read until none is left.
 
-    Args:
-        msg_id: Property ``UNIQ_KEY``.
-
     Returns:
         ``hour_ms``, ``due_timestamp_ms`` and ``queue_offset`` of each.
 

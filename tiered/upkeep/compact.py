@@ -233,7 +233,6 @@ class Compactor:
 
         Args:
             tell: Progress, before a work is handed out: the queue, and the queue offsets that it looks at.
-            engine: What reads and writes messages; None: the caller's thread.
             bundles: So many are made before they are named, at least; all of a queue's are named at once.
         """
         self._at = at
@@ -462,7 +461,6 @@ class Compactor:
 
         Raises:
             InvalidError: The tier has moved on.
-            BackendError: The store does not answer. Applying again goes on.
         """
         at = self._at
         able = require_conditional_writes(at.store, at.rng, at.store.url)
@@ -526,11 +524,7 @@ class Compactor:
         return self._look(state, queue, planned, plan["made_ms"])
 
     def judged(self, step: dict[str, Any], plan: Plan, state: TierState) -> Judged | None:
-        """What stays of a queue; None when the step was carried out before.
-
-        Raises:
-            InvalidError: The queue is not what it was.
-        """
+        """What stays of a queue; None when the step was carried out before."""
         look = self._planned_look(step, plan, state)
         return None if look is None else self._judged[look.queue, look.number]
 

@@ -72,7 +72,6 @@ class CompactionThread:
 
         Args:
             topics: Those that are to be compacted now; of these, what the tier has is looked at.
-            interval_s: Between two rounds, and before the first.
         """
         self.counters = CompactionCounters()  # what was done; read by any thread
         self._at = at

@@ -46,10 +46,6 @@ def apply_erasure(
 ) -> dict[str, Any]:
     """Rewrite the bundles that a plan of ``gc`` names (``erasures``).
 
-    Args:
-        plan: As ``plan_gc`` made it.
-        told: Of bundles that are done with, and of how many.
-
     Returns:
         ``bundles`` that were rewritten, and ``given_up_bytes``, about what nobody names in them; ``made`` and
         ``made_bytes``, what is named instead; ``already_done`` (by an earlier run, or a writer's merging); ``stays``, rows
@@ -59,7 +55,6 @@ def apply_erasure(
     Raises:
         InvalidError: The plan is of another tier.
         FencedError: A writer is at work.
-        BackendError: The store does not answer. Applying again goes on.
     """
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=f"{plan.what} --erase")
     store_now_ms, began_s = ledger.begin({"plan": digest(plan)}), at.clock.monotonic_s()

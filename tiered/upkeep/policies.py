@@ -122,9 +122,6 @@ class Grounds:
 def policy(role: str, grounds: Grounds) -> dict[str, Any]:
     """The policy document of a role.
 
-    Args:
-        role: A name of ``ROLES``.
-
     Raises:
         InvalidError: A URL or key that no policy can name, or one that is missing or of no use.
     """

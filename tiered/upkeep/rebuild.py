@@ -187,13 +187,8 @@ def plan_rebuild(
 ) -> RebuildPlan:
     """See what a journal could be rebuilt to. Writes nothing.
 
-    Args:
-        store: The tier's (with retries).
-        progress: Told ``(done, total)`` objects.
-
     Raises:
         DataError: There is a journal key whose number leaves no room for another.
-        OtherVersionError: The journal or an object is of another version.
     """
     listing = list_all(store, prefix)
     lease, _ = read_lease(store, prefix + LEASE)
@@ -332,11 +327,7 @@ def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierSt
 def _go_on_from_mirror(
     reader: JournalReader[TierState], store: ObjectStore, prefix: str, history: str
 ) -> str:
-    """Go to the newest second copy of a checkpoint, if it is newer, and replay what is whole behind it; what to tell.
-
-    Args:
-        history: As the lease tells it.
-    """
+    """Go to the newest second copy of a checkpoint, if it is newer, and replay what is whole behind it; what to tell."""
     mirrored = JournalReader(store, prefix + MIRROR, TierMachine())
     with contextlib.suppress(DataError):  # the newest that is whole is enough
         mirrored.catch_up()
@@ -387,7 +378,6 @@ def apply_rebuild(
     """Make the plan's state the tier's.
 
     Args:
-        plan: From ``plan_rebuild``, perhaps long ago.
         accept_gaps: Record what is lost as gaps, for ever.
         accept_unread: Go without the messages of bundles that cannot be read, and of which nothing else tells.
 
@@ -400,7 +390,6 @@ def apply_rebuild(
         InvalidError: Messages are lost and ``accept_gaps`` is not given, or may be and ``accept_unread`` is not; the store
             does not write conditionally.
         FencedError: A writer holds the lease, or another rebuild was faster.
-        BackendError: The store does not answer; the plan may be applied again.
     """
     if _is_applied(at, plan):
         return False
@@ -501,22 +490,14 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
 
 
 def save_rebuild(plan: RebuildPlan, place: Place, url: str, path: str) -> None:
-    """Write a plan file.
-
-    Raises:
-        InvalidError: It cannot be written.
-    """
+    """Write a plan file."""
     document = plan_document(plan, place, url)
     document |= {"what": WHAT, "listing": plan.listing}
     save_plan(path, document | {"state": TierMachine().dump(plan.rebuilt.state)})
 
 
 def load_rebuild(path: str, place: Place, url: str) -> RebuildPlan:
-    """Read a plan file.
-
-    Raises:
-        InvalidError: It cannot be read, was changed, or is of another tier.
-    """
+    """Read a plan file."""
     document = load_plan(path, WHAT, place)
     where = path
     if document.get("url") != url:
@@ -606,11 +587,7 @@ THREADS = 4
 def plan_rebuild_index(
     at: Workplace, told: Callable[[str, int, int], None] = lambda _what, _done, _total: None
 ) -> IndexPlan:
-    """See what is to be made again. Writes nothing.
-
-    Args:
-        told: Of progress: what, how many are done, of how many.
-    """
+    """See what is to be made again. Writes nothing."""
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
     state = reader.state
@@ -651,18 +628,14 @@ def apply_rebuild_index(
     """Drop what the plan says, and cover all that is not covered now.
 
     Args:
-        plan: From ``plan_rebuild_index``, perhaps long ago.
         directory: For the work file; None: the system's for temporary files.
-        told: Of progress: what, how many are done, of how many.
 
     Returns:
         What was done: ``dropped``, ``objects``, ``items``, ``size_bytes``, what is left: ``unindexed_messages``, and
         ``damaged``: queues that cannot be read on, and why.
 
     Raises:
-        InvalidError: The tier is another one.
         FencedError: A writer is at work, or has taken over.
-        BackendError: The store does not answer; planning again shows what is left.
     """
     run = _RebuildRun(at, in_new_epoch(at), items_max, directory)
     try:

@@ -99,7 +99,6 @@ def read_status(
 
     Args:
         local: The local store of the one broker that is meant.
-        now_ms: UTC.
         selects: Topics that are to be tiered: what the tier has never met of others is not a lag.
 
     Raises:
@@ -443,15 +442,7 @@ def bills_requests(url: str) -> bool:
 
 
 def read_rate(store: ObjectStore, prefix: str, number: int, now_ms: int) -> Rate | None:
-    """The rate of the writer at work.
-
-    Args:
-        number: Of the last journal entry.
-        now_ms: UTC.
-
-    Returns:
-        None when its journal is too young to tell.
-    """
+    """The rate of the writer at work; None when its journal is too young to tell."""
     journal = JournalReader(store, prefix, TierMachine())
     numbers = range(max(1, number - ENTRIES_MAX + 1), number + 1)
     with ThreadPoolExecutor(_THREADS, "tiered-rate") as pool:
@@ -496,11 +487,7 @@ def _bundles(entry: Entry, do: str) -> list[int]:
 
 
 def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = None) -> RunningCost:
-    """What a month at this rate costs.
-
-    Args:
-        lease_s: How long its lease lasts; it is renewed three times in that.
-    """
+    """What a month at this rate costs."""
     prices = prices or Prices()
     months = MONTH_S / rate.seconds  # how often it would be done in one
     write, read = prices.write_per_1000 / 1000, prices.read_per_1000 / 1000
@@ -535,12 +522,7 @@ def rate_document(rate: Rate | None) -> dict[str, Any] | None:
 
 
 def rate_text(document: dict[str, Any], *, is_billed: bool) -> str:
-    """The same for people.
-
-    Args:
-        document: From ``rate_document``.
-        is_billed: The store is one that bills requests.
-    """
+    """The same for people."""
     rounds = document["rounds"]
     found = f"{document['requests_per_month']:,} requests a month at the present rate"
     if is_billed:

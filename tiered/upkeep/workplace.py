@@ -126,11 +126,7 @@ class LeaseReport:
 
 
 def report_lease(store: ObjectStore, prefix: str, clock: Clock) -> LeaseReport:
-    """Read the lease and the journal.
-
-    Raises:
-        OtherVersionError: The journal or the lease is of another version.
-    """
+    """Read the lease and the journal."""
     journal = JournalReader(store, prefix, TierMachine())
     journal.catch_up()
     lease, version = read_lease(store, prefix + LEASE)
@@ -151,17 +147,13 @@ def lease_word(lease: LeaseState | None, now_ms: int, *, exists: bool) -> str:
 
 
 def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) -> bool:
-    """Free the lease, no matter who holds it.
+    """Free the lease, no matter who holds it; whether there was anything to free.
 
     Args:
         breaker: Our 8-hex-digit id, other than the holder's, so that the holder sees that it lost the lease.
 
-    Returns:
-        Whether there was anything to free.
-
     Raises:
         FencedError: It was written anew each time that we tried.
-        BackendError: Not freed, or unknown; calling again is harmless.
     """
     key = prefix + LEASE
     for _ in range(_TRIES):
@@ -260,7 +252,6 @@ def in_new_epoch(
 
     Raises:
         FencedError: A writer holds the lease, or took the epoch at the same moment.
-        BackendError: The store does not answer; calling again is harmless.
     """
     journal = _writer(at) if anew else journal_writer(at)
     lease = _lease(at, journal, _SECONDS_ANEW if anew else _SECONDS)
@@ -296,7 +287,6 @@ class UploadingEpoch:
 
         Args:
             does: What the epoch is for, as its entry says.
-            stop: Ends the journal's tries, and waiting for a lease.
         """
         self._at = at
         self._does = does
@@ -317,7 +307,6 @@ class UploadingEpoch:
 
         Raises:
             FencedError: A writer holds the lease, or took the epoch at the same moment.
-            BackendError: The store does not answer; calling again is harmless.
         """
         if self._uploader is None:
             at = self._at
@@ -337,11 +326,7 @@ class UploadingEpoch:
         return self._uploader
 
     def renew(self) -> None:
-        """Prolong the lease, when that is due.
-
-        Raises:
-            FencedError: Another writer took over.
-        """
+        """Prolong the lease, when that is due."""
         at = self._at
         if self.is_taken and at.clock.monotonic_s() >= self._renew_at_s:
             self._lease.renew()
@@ -391,11 +376,7 @@ class TierPlan(Generic[Step]):
 
     @classmethod
     def of(cls, document: PlanDocument, where: str) -> Self:
-        """Undo ``document``.
-
-        Raises:
-            OtherVersionError: It is another version's.
-        """
+        """Undo ``document``."""
         fields = dict(document)
         try:
             steps = fields.pop(cls.ROWS)
@@ -408,11 +389,7 @@ AnyPlan = TypeVar("AnyPlan", bound=TierPlan[Any])
 
 
 def plan_head(store: ObjectStore, place: Place, state: TierState, number: int) -> dict[str, Any]:
-    """The fields by which a plan knows its tier.
-
-    Args:
-        number: Of the journal's last entry.
-    """
+    """The fields by which a plan knows its tier."""
     return {
         "url": store.url,
         "cluster": place.cluster,
@@ -424,11 +401,7 @@ def plan_head(store: ObjectStore, place: Place, state: TierState, number: int) -
 
 
 def save_plan(path: str, plan: PlanDocument) -> None:
-    """Write a plan file, readable for people.
-
-    Raises:
-        InvalidError: It cannot be written.
-    """
+    """Write a plan file, readable for people."""
     text = json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n"
     try:
         write_regular(path, text.encode())
@@ -441,16 +414,7 @@ def save_plan(path: str, plan: PlanDocument) -> None:
 
 
 def load_plan(path: str, what: str, place: Place) -> PlanDocument:
-    """Read a plan file.
-
-    Args:
-        what: The command that it must be of.
-        place: The broker that it must be of.
-
-    Raises:
-        InvalidError: It cannot be read, was changed, or is of something else.
-        OtherVersionError: It is another version's.
-    """
+    """Read a plan file."""
     try:
         plan = json.loads(read_regular(path))
     except OSError as error:
@@ -483,11 +447,7 @@ def tier_fields(state: TierState) -> dict[str, Any]:
 
 
 def require_same_tier(plan: TierPlan[Any] | PlanDocument, state: TierState) -> None:
-    """Refuse a plan that was made of another tier.
-
-    Raises:
-        MovedOnError: It was.
-    """
+    """Refuse a plan that was made of another tier."""
     document = plan.document() if isinstance(plan, TierPlan) else plan
     for name, value in tier_fields(state).items():
         if document.get(name) != value:
@@ -520,7 +480,6 @@ def carry_out(
     """Append what of a plan's steps is not done yet, ``STEPS_MAX`` an entry, with a record in the ledger before and after.
 
     Args:
-        said: What the journal is to say of a step.
         hold: Raises ``moved_on`` when what a step presumes does not hold any more; asked again as others append.
         in_epoch: Steps change what only the tier's writer may change.
         begun: Called with the time by the store's clock, before anything is changed.
@@ -532,7 +491,6 @@ def carry_out(
     Raises:
         InvalidError: The tier has moved on in a way that matters.
         FencedError: A writer is at work, and an epoch is needed.
-        BackendError: The store does not answer. Applying again goes on.
     """
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan.what)
     begun(ledger.begin({"plan": digest(plan)}))
@@ -597,11 +555,7 @@ class Ledger:
     def __init__(
         self, store: ObjectStore, prefix: str, clock: Clock, *, run: str, what: str
     ) -> None:
-        """Write nothing yet.
-
-        Args:
-            run: Random id of the run, 8 hex digits.
-        """
+        """Write nothing yet."""
         self._store = store
         self._prefix = prefix
         self._clock = clock
@@ -611,13 +565,9 @@ class Ledger:
         self.what = what
 
     def begin(self, fields: Mapping[str, Any]) -> int:
-        """Say what is about to be done.
-
-        Returns:
-            The time, UTC ms, by the store's clock.
+        """Say what is about to be done; the time, UTC ms, by the store's clock.
 
         Raises:
-            OtherVersionError: The lease is of another version, which may be at work.
             InvalidError: The store does not tell when an object was written, or does not write conditionally.
         """
         read_lease(self._store, self._prefix + LEASE)
