@@ -245,7 +245,11 @@ class TimerDelivery:
             Sample("tiered_timer_up", not self.trouble),
             Sample("tiered_timer_pending_messages", count),
             Sample("tiered_timer_pending_hours", hours),
-            *(() if first_ms is None else [_until(first_ms - now_ms)]),
+            *(
+                ()
+                if first_ms is None
+                else [Sample("tiered_timer_next_due_seconds", (first_ms - now_ms) / 1000)]
+            ),
             Sample("tiered_timer_held_messages", self.held),
             Sample("tiered_timer_waiting_messages", target.waiting),
             Sample("tiered_timer_lateness_seconds", target.late_ms_max / 1000),
@@ -354,14 +358,6 @@ class TimerDelivery:
         return 0
 
 
-def _until(left_ms: int) -> Sample:
-    return Sample("tiered_timer_next_due_seconds", left_ms / 1000)
-
-
-def _nothing(_work: TimerDelivery, _meter: MeteredStore) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 def hand_over(
     url: str,
     open_target: Callable[[Place, TierState, Callable[[], bool]], Delivering],
@@ -372,7 +368,9 @@ def hand_over(
     rng: random.Random | None = None,
     stop: threading.Event | None = None,
     announce: Callable[[LeaseState], None] = lambda _state: None,
-    beside: Callable[[TimerDelivery, MeteredStore], AbstractContextManager[None]] = _nothing,
+    beside: Callable[[TimerDelivery, MeteredStore], AbstractContextManager[None]] = (
+        lambda _work, _meter: contextlib.nullcontext()
+    ),
 ) -> RunResult:
     """Hand timers over; see the module.
 

@@ -164,10 +164,6 @@ def register(
 # -- dispatcher --------------------------------------------------------------------------------------
 
 
-def _memory_bytes(batch: RecordBatch) -> int:
-    return size_of(batch) + batch.count * ITEM_MEMORY_BYTES
-
-
 _STALL_S_MIN = 5.0
 """One slow upload is no trouble, however short the freshness."""
 _STALL_AGAIN_S = 60.0
@@ -301,7 +297,7 @@ class TieredDispatcher:
 
     def dispatch_all(self, batches: Sequence[RecordBatch]) -> list[bool]:
         """As ``dispatch``, of a whole window: what it costs beside its queues is paid once."""
-        offered = sum(map(_memory_bytes, batches))
+        offered = sum(size_of(batch) + batch.count * ITEM_MEMORY_BYTES for batch in batches)
         self.budget.add(offered)  # before a round can give it back
         grown: list[Grown] = []
         with self._commits.growing() as appended:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -31,7 +32,6 @@ import numpy as np
 
 from tiered.errors import InvalidError
 from tiered.log.parts import PART, SPARSE_BYTES, Parts
-from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -178,14 +178,12 @@ class BundleUse:
 def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUse]:
     """Each bundle that is named, and how much of it, in the order of levels and of their keys' times."""
     found: dict[str, BundleUse] = {}
-    for incarnations in state.queues.values():
-        for incarnation in incarnations:
-            for parts in incarnation.tables():
-                for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
-                    use = found.get(bundle.key)
-                    if use is None:
-                        use = found[bundle.key] = BundleUse(bundle)
-                    use.named_bytes += size
+    for parts in (parts for one in state.placed() for parts in one.incarnation.tables()):
+        for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
+            use = found.get(bundle.key)
+            if use is None:
+                use = found[bundle.key] = BundleUse(bundle)
+            use.named_bytes += size
     kept = [use for key, use in found.items() if key not in leave]
     return sorted(kept, key=lambda use: (use.bundle.level, use.bundle.key.rpartition("/")[2]))
 
@@ -252,13 +250,11 @@ def _first(uses: list[BundleUse]) -> list[BundleUse]:
 
 
 def _runs(state: TierState, keys: Collection[str], policy: MergePolicy) -> Iterator[MergeRun]:
-    for queue in sorted(state.queues):
-        incarnations = state.queues[queue]
-        for number, incarnation in enumerate(incarnations):
-            if any(bundle.key in keys for bundle in incarnation.parts().bundles):
-                whose = _Whose(queue, number, incarnation.number, is_tail(incarnations, number))
-                for group in _groups(incarnation, policy):
-                    yield from _runs_of(whose, group, keys, policy)
+    for queue, position, incarnation, truncated in sorted(state.placed(), key=itemgetter(0, 1)):
+        if any(bundle.key in keys for bundle in incarnation.parts().bundles):
+            whose = _Whose(queue, position, incarnation.number, truncated)
+            for group in _groups(incarnation, policy):
+                yield from _runs_of(whose, group, keys, policy)
 
 
 def _groups(incarnation: Incarnation, policy: MergePolicy) -> Iterator[list[Segment]]:

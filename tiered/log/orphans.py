@@ -32,7 +32,6 @@ from tiered.journal.checkpoint import CHECKPOINTS_KEPT, is_trimmed
 from tiered.log.bundles import PLAIN
 from tiered.log.history import named_objects
 from tiered.log.parts import PART
-from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -300,9 +299,8 @@ class _Columns:
 
     def __init__(self, state: TierState) -> None:
         places = [
-            (queue, incarnation.number, segment, is_tail(incarnations, number))
-            for queue, incarnations in state.queues.items()
-            for number, incarnation in enumerate(incarnations)
+            (queue, incarnation.number, segment, truncated)
+            for queue, _, incarnation, truncated in state.placed()
             for segment in incarnation.segments
         ]
         segments = [segment for _, _, segment, _ in places]

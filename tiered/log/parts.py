@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, overload
 
 import numpy as np
@@ -573,6 +573,15 @@ class Incarnation:
         )
 
 
+class Placed(NamedTuple):
+    """An incarnation, and where a state has it."""
+
+    queue: MessageQueue
+    position: int  # among the queue's incarnations
+    incarnation: Incarnation
+    truncated: bool  # it is what the broker truncated, and the next one went on without it
+
+
 @dataclass(frozen=True, slots=True)
 class Cover:
     """Queue offsets ``[start, end)`` of one incarnation of a queue."""
@@ -624,6 +633,13 @@ class TierState:
         """The present incarnation of a queue."""
         incarnations = self.queues.get(queue)
         return incarnations[-1] if incarnations else None
+
+    def placed(self) -> Iterator[Placed]:
+        """Every incarnation of every queue, in order."""
+        for queue, incarnations in self.queues.items():
+            for position, (one, behind) in enumerate(zip_longest(incarnations, incarnations[1:])):
+                truncated = behind is not None and behind.number == one.number
+                yield Placed(queue, position, one, truncated)
 
 
 def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:  # noqa: ANN401 (JSON values)

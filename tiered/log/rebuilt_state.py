@@ -87,9 +87,8 @@ class RebuiltState:
 
     def parts(self) -> Iterator[Part]:
         """All parts that it names."""
-        for incarnations in self.state.queues.values():
-            for incarnation in incarnations:
-                yield from incarnation.parts()
+        for one in self.state.placed():
+            yield from one.incarnation.parts()
 
 
 def propose(
@@ -114,11 +113,7 @@ def propose(
     made = [one.said.object_id.epoch for one in tabled]
     rebuilt = RebuiltState(replace(known, epoch=max([known.epoch, *epochs, *made])))
     queues: dict[MessageQueue, list[Incarnation]] = defaultdict(list)
-    incarnations = {
-        (queue, incarnation.number)
-        for queue, all_of in known.queues.items()
-        for incarnation in all_of
-    }
+    incarnations = {(one.queue, one.incarnation.number) for one in known.placed()}
     for queue, number in sorted(candidates.incarnations() | incarnations):
         key = (queue, number)
         some = [
@@ -160,12 +155,10 @@ def _tails(
     tails: dict[IncarnationKey, list[Incarnation]] = defaultdict(list)
     mine: set[tuple[str, int]] = set()
     others: set[tuple[str, int]] = set()
-    for queue, incarnations in known.queues.items():
-        for number, incarnation in enumerate(incarnations):
-            is_over = is_tail(incarnations, number)
-            (mine if is_over else others).update(map(_section, incarnation.parts()))
-            if is_over and all(map(present.has, incarnation.parts())):
-                tails[queue, incarnation.number].append(incarnation)
+    for queue, _, incarnation, is_over in known.placed():
+        (mine if is_over else others).update(map(_section, incarnation.parts()))
+        if is_over and all(map(present.has, incarnation.parts())):
+            tails[queue, incarnation.number].append(incarnation)
     return tails, mine - others
 
 

@@ -25,6 +25,7 @@ from tiered.format.bundle import (
     check_section,
     dense_items,
 )
+from tiered.log.ranges import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,7 +156,9 @@ def plan_ranges(
     low = [_stored(want, known) for want in wants]
     if known is None:
         low.append((place.table_at, place.size_bytes))
-    return SectionPlan(tuple(wants), _united(low, place.start), known=known)
+    start = place.start
+    ranges = tuple(ByteRange(start + first, start + end) for first, end in joined(tuple(low)))
+    return SectionPlan(tuple(wants), ranges, known=known)
 
 
 def _is_cheaper_whole(wants: Sequence[SectionRange], known: OpenSection | None) -> bool:
@@ -198,17 +201,6 @@ def _item_blocks(want: SectionRange) -> tuple[int, int]:
         return place.items_at, place.table_at
     low = place.items_at + want.start // BLOCK_BYTES * BLOCK_BYTES
     return low, min(place.items_at + -(-want.end // BLOCK_BYTES) * BLOCK_BYTES, place.table_at)
-
-
-def _united(ranges: Sequence[tuple[int, int]], start: int) -> tuple[ByteRange, ...]:
-    """In order, those that touch as one; positions in the bundle."""
-    found: list[list[int]] = []
-    for low, high in sorted(ranges):
-        if found and low <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], high)
-        else:
-            found.append([low, high])
-    return tuple(ByteRange(start + low, start + high) for low, high in found)
 
 
 def _checked(want: SectionRange, known: OpenSection, held: _Held, where: str) -> memoryview:

@@ -126,11 +126,8 @@ class TierMachine:
         return {**self._dump_without_queues(state), "queues": [*_queue_rows(state)]}
 
     def _dump_without_queues(self, state: TierState) -> dict[str, Any]:
-        incarnations = [
-            incarnation for incarnations in state.queues.values() for incarnation in incarnations
-        ]
         parts = encode_columns(
-            parts for incarnation in incarnations for parts in incarnation.tables()
+            parts for one in state.placed() for parts in one.incarnation.tables()
         )
         return {**_form().encode(state), "parts": parts}
 

@@ -262,7 +262,8 @@ def after_take(facts: TimerFacts, said: TimerTake, bounds: Bounds) -> TimerFacts
             return None
         sources[one.source] = known.with_taken(one.low, one.high, one.due_from)
     for hour, (due_min, due_max, marks) in said.hours.items():
-        old = hours.get(hour) or _fresh(bounds(hour)[0], due_min, due_max)
+        begin = bounds(hour)[0]  # met for the first time, or again when all of it was handed over
+        old = hours.get(hour) or TimerHour(due_min, due_max, done=begin, end=begin)
         low, high = min(old.due_min_ms, due_min), max(old.due_max_ms, due_max)
         hours[hour] = replace(old, due_min_ms=low, due_max_ms=high, marks=old.marks + marks)
     return replace(facts, sources=sources, hours=hours)
@@ -273,11 +274,6 @@ def after_run(facts: TimerFacts, said: TimerRunBegins, _bounds: Bounds) -> Timer
     if said.run != facts.run.number + 1:
         return None
     return replace(facts, run=TimerRun(said.run, said.holder, facts.run.target))
-
-
-def _fresh(low: int, due_min: int, due_max: int) -> TimerHour:
-    """Of an hour that is met for the first time, or again when all of it had been handed over and given up."""
-    return TimerHour(due_min, due_max, done=low, end=low)
 
 
 def after_handed(facts: TimerFacts, said: TimerHanded, bounds: Bounds) -> TimerFacts | None:

@@ -48,7 +48,6 @@ from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.rebuilt_state import REBUILT_STRIDE
 from tiered.log.state import Gap, TierMachine
 from tiered.log.timers import FACTS, kept_facts
-from tiered.log.truncation import is_tail
 from tiered.log.verify_objects import (
     BundleCheck,
     IndexCheck,
@@ -230,25 +229,19 @@ class _VerifyRun:
         recorded.unindexed_messages = unindexed_messages(state)
         named = named_objects(state)
         report.named_objects, report.named_bytes = len(named), sum(named.values())
-        for incarnations in state.queues.values():
-            tails = [
-                incarnation
-                for number, incarnation in enumerate(incarnations)
-                if is_tail(incarnations, number)
-            ]
-            recorded.ended_incarnations += len(incarnations) - 1 - len(tails)
-            recorded.truncated += len(tails)
-            recorded.truncated_messages += sum(
-                incarnation.commit_offset - incarnation.min_offset for incarnation in tails
-            )
-            for incarnation in incarnations:
-                recorded.gaps += len(incarnation.gaps)
-                recorded.gap_messages += sum(gap.end - gap.start for gap in incarnation.gaps)
-                parts = incarnation.parts()
-                holes = int(parts.column("holes").sum())
-                report.parts += len(parts)
-                report.messages += int(parts.column("count").sum()) - holes
-                recorded.holes += holes
+        for queue, _, incarnation, truncated in state.placed():
+            if truncated:
+                recorded.truncated += 1
+                recorded.truncated_messages += incarnation.commit_offset - incarnation.min_offset
+            elif incarnation is not state.queues[queue][-1]:
+                recorded.ended_incarnations += 1
+            recorded.gaps += len(incarnation.gaps)
+            recorded.gap_messages += sum(gap.end - gap.start for gap in incarnation.gaps)
+            parts = incarnation.parts()
+            holes = int(parts.column("holes").sum())
+            report.parts += len(parts)
+            report.messages += int(parts.column("count").sum()) - holes
+            recorded.holes += holes
 
     def _bundle_steps(self, state: TierState, missing: set[str]) -> Iterator[_Step]:
         for bundle, named in parts_by_bundle(state):

@@ -449,16 +449,15 @@ def check_indexes(state: TierState) -> Iterator[Problem]:
         for cover in index.covers:
             mine = covered.get((cover.queue, cover.incarnation), ())
             covered[cover.queue, cover.incarnation] = joined((*mine, (cover.start, cover.end)))
-    for queue, incarnations in state.queues.items():
-        for incarnation in incarnations:
-            left = clipped(incarnation.indexed, incarnation.min_offset, INT_MAX)
-            for start, end in covered.get((queue, incarnation.number), ()):
-                left = without(left, start, end)
-            where = f"{queue} incarnation {incarnation.number}"
-            for start, end in left:
-                yield Problem("state", where, f"no index object covers [{start}, {end})")
-            if incarnation.indexed and incarnation.indexed[-1][1] > incarnation.commit_offset:
-                yield Problem("state", where, "more is indexed than committed")
+    for queue, _, incarnation, _ in state.placed():
+        left = clipped(incarnation.indexed, incarnation.min_offset, INT_MAX)
+        for start, end in covered.get((queue, incarnation.number), ()):
+            left = without(left, start, end)
+        where = f"{queue} incarnation {incarnation.number}"
+        for start, end in left:
+            yield Problem("state", where, f"no index object covers [{start}, {end})")
+        if incarnation.indexed and incarnation.indexed[-1][1] > incarnation.commit_offset:
+            yield Problem("state", where, "more is indexed than committed")
 
 
 def unindexed_messages(state: TierState) -> int:

@@ -164,16 +164,8 @@ def _keys(plan: MergePlan) -> set[str]:
 
 def _is_packed(state: TierState) -> bool:
     """Whether anything in the tier is compressed: then its writers compress what is of the last level, and so do we."""
-    segments = (
-        segment
-        for incarnations in state.queues.values()
-        for incarnation in incarnations
-        for segment in incarnation.segments
-    )
-    return any(
-        bool((one.parts.rows["stored_bytes"] < one.parts.rows["records_bytes"]).any())
-        for one in segments
-    )
+    tables = (parts.rows for one in state.placed() for parts in one.incarnation.tables())
+    return any(bool((rows["stored_bytes"] < rows["records_bytes"]).any()) for rows in tables)
 
 
 def _taken(state: TierState, made: MergedBundle) -> int:

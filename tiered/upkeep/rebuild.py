@@ -461,9 +461,7 @@ WHAT = "rebuild"
 def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
     """What ``tiered rebuild --json`` shows."""
     rebuilt = plan.rebuilt
-    incarnations = [
-        incarnation for all_of in rebuilt.state.queues.values() for incarnation in all_of
-    ]
+    incarnations = [one.incarnation for one in rebuilt.state.placed()]
     parts = list(rebuilt.parts())
     return {
         "format": 1,

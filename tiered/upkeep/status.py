@@ -277,11 +277,10 @@ def _ended(incarnations: tuple[Incarnation, ...]) -> Document:
 def _keys_by_topic(state: TierState) -> dict[str, set[str]]:
     """Keys of the bundles in which each topic has sections: queues, and topics, share them."""
     found: dict[str, set[str]] = {}
-    for queue, incarnations in state.queues.items():
-        of_topic = found.setdefault(queue.topic, set())
-        for incarnation in incarnations:
-            for segment in incarnation.segments:
-                of_topic.update(bundle.key for bundle in segment.parts.bundles)
+    for one in state.placed():
+        of_topic = found.setdefault(one.queue.topic, set())
+        for parts in one.incarnation.tables():
+            of_topic.update(bundle.key for bundle in parts.bundles)
     return found
 
 
@@ -378,7 +377,7 @@ def commit_offsets(state: TierState) -> dict[MessageQueue, QueueOffset]:
 # What a writer's present rate comes to: requests and dollars a month, and how often a byte is written. Overview:
 # ``read_rate`` reads the newest journal entries (``ENTRIES_MAX`` of the last hour at most), ``rate_of`` counts what
 # they stand for, ``cost_of`` goes on like that for a month. An entry says which objects were put; what it does not say
-# is reckoned: two requests for the entry itself, one in ``CHECKPOINT_ENTRIES`` for a checkpoint, each bundle read once
+# is reckoned: two requests for the entry itself, two in ``CHECKPOINT_ENTRIES`` for a checkpoint, each bundle read once
 # when it is gathered. Reads by others, storage and transfer are not in it. Dollars are the list prices in
 # ``backends.wrapping.Prices``, whatever store it is.
 #
@@ -396,7 +395,7 @@ _READ_BYTES: Final = 8 << 20
 """Of one request of the merger."""
 _BUNDLE_BYTES: Final = 16 << 20
 """What a round is about when it is not for freshness that it is taken."""
-_ROUND_WRITES: Final = 3 + 1 / CHECKPOINT_ENTRIES
+_ROUND_WRITES: Final = 3 + 2 / CHECKPOINT_ENTRIES
 """Of a round of one bundle: the bundle, the entry, the listing behind it; and its share of a checkpoint."""
 
 
@@ -415,7 +414,7 @@ class Rate:
     @property
     def writes(self) -> float:
         """Requests that are billed as writing, but for those of the lease."""
-        return self.puts + self.entries * (2 + 1 / CHECKPOINT_ENTRIES)
+        return self.puts + self.entries * (2 + 2 / CHECKPOINT_ENTRIES)
 
     @property
     def write_amplification(self) -> float | None:
