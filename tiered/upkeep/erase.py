@@ -26,7 +26,7 @@ from tiered.dispatch.settings import Compression
 from tiered.errors import DataError
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy, plan_erasure
-from tiered.upkeep.workplace import Ledger, UploadingEpoch, digest, require_same_tier, was_applied
+from tiered.upkeep.workplace import Ledger, UploadingEpoch, require_same_tier, was_applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +56,8 @@ def apply_erasure(
         InvalidError: The plan is of another tier.
         FencedError: A writer is at work.
     """
-    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=f"{plan.what} --erase")
-    store_now_ms, began_s = ledger.begin({"plan": digest(plan)}), at.clock.monotonic_s()
+    ledger = Ledger(at, f"{plan.what} --erase")
+    store_now_ms, began_s = ledger.begin(plan), at.clock.monotonic_s()
     run = _ErasureRun(at, plan, told)
     run.rewrite()
     ledger.end({**run.done, "stays": len(run.stays)})

@@ -37,7 +37,6 @@ from tiered.log.orphans import Deletion, GivenUp, KnownObjects, OrphanPlan, give
 from tiered.upkeep.workplace import (
     Ledger,
     TierPlan,
-    digest,
     in_new_epoch,
     moved_on,
     plan_head,
@@ -192,8 +191,8 @@ class _GcRun:
 
     def run(self, executor: Executor | None, told: Callable[[int, int], None]) -> dict[str, Any]:
         at = self._at
-        ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="gc")
-        now_ms = ledger.begin({"plan": digest(self._plan)})
+        ledger = Ledger(at, "gc")
+        now_ms = ledger.begin(self._plan)
         error = ""
         epoch = self._plan.epoch
         try:

@@ -446,11 +446,10 @@ def tier_fields(state: TierState) -> dict[str, Any]:
     return {"store": dict(state.store), "history": state.history}
 
 
-def require_same_tier(plan: TierPlan[Any] | PlanDocument, state: TierState) -> None:
+def require_same_tier(plan: TierPlan[Any], state: TierState) -> None:
     """Refuse a plan that was made of another tier."""
-    document = plan.document() if isinstance(plan, TierPlan) else plan
     for name, value in tier_fields(state).items():
-        if document.get(name) != value:
+        if getattr(plan, name) != value:
             raise moved_on(f"it is another tier, or one of another store ({name})")
 
 
@@ -459,9 +458,9 @@ def was_applied(planned: int, done: int, done_before: int) -> bool:
     return planned > 0 and done == 0 and done_before == planned
 
 
-def digest(plan: TierPlan[Any] | PlanDocument) -> PlanDocument:
+def digest(plan: TierPlan[Any]) -> PlanDocument:
     """What the ledger keeps of a plan: its plain values, how long its lists are, and a digest that tells the plan's file."""
-    document = plan.document() if isinstance(plan, TierPlan) else plan
+    document = plan.document()
     plain = {name: one for name, one in document.items() if not isinstance(one, list | dict)}
     counts = {name: len(one) for name, one in document.items() if isinstance(one, list | dict)}
     return {**plain, "counts": counts, "sha256": hashlib.sha256(_text(document)).hexdigest()}
@@ -492,8 +491,8 @@ def carry_out(
         InvalidError: The tier has moved on in a way that matters.
         FencedError: A writer is at work, and an epoch is needed.
     """
-    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan.what)
-    begun(ledger.begin({"plan": digest(plan)}))
+    ledger = Ledger(at, plan.what)
+    begun(ledger.begin(plan))
     done = {"steps": 0, "already_done": 0, "entries": 0}
 
     def hold_all(some: Sequence[Step], state: TierState) -> None:
@@ -552,39 +551,36 @@ def _text(plan: PlanDocument) -> bytes:
 class Ledger:
     """The records of one run."""
 
-    def __init__(
-        self, store: ObjectStore, prefix: str, clock: Clock, *, run: str, what: str
-    ) -> None:
+    def __init__(self, at: Workplace, what: str) -> None:
         """Write nothing yet."""
-        self._store = store
-        self._prefix = prefix
-        self._clock = clock
-        self._begun_ms = clock.now_ms()
+        self._at = at
+        self._begun_ms = at.clock.now_ms()
         self._steps = 0
-        self.run = run
+        self.run = at.new_id()
         self.what = what
 
-    def begin(self, fields: Mapping[str, Any]) -> int:
+    def begin(self, plan: TierPlan[Any]) -> int:
         """Say what is about to be done; the time, UTC ms, by the store's clock.
 
         Raises:
             InvalidError: The store does not tell when an object was written, or does not write conditionally.
         """
-        read_lease(self._store, self._prefix + LEASE)
+        store = self._at.store
+        read_lease(store, self._at.prefix + LEASE)
         try:
-            key = self.note("begin", fields)
+            key = self.note("begin", {"plan": digest(plan)})
         except UnsupportedError as error:
             raise InvalidError(
                 "this store cannot create an object only if it is absent, so nothing is changed in it",
-                where=self._store.url,
+                where=store.url,
                 do="use the store to which attach writes",
             ) from error
         reached("ledger-begun")
-        now_ms = self._store.head(key).modified_ms
+        now_ms = store.head(key).modified_ms
         if now_ms < 0:
             raise InvalidError(
                 "this store does not tell when an object was written, so nothing can be called old",
-                where=self._store.url,
+                where=store.url,
             )
         return now_ms
 
@@ -595,9 +591,9 @@ class Ledger:
 
     def note(self, step: str, fields: Mapping[str, Any]) -> str:
         """Write one record; its key."""
-        key = ledger_key(self._prefix, self._begun_ms, self.run, self._steps)
+        key = ledger_key(self._at.prefix, self._begun_ms, self.run, self._steps)
         self._steps += 1
         known = {"format": 1, "run": self.run, "what": self.what, "step": step}
-        text = seal_text({**known, "time_ms": self._clock.now_ms(), **fields})
-        put_own(self._store, key, text)
+        text = seal_text({**known, "time_ms": self._at.clock.now_ms(), **fields})
+        put_own(self._at.store, key, text)
         return key
