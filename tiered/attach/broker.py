@@ -44,7 +44,6 @@ class BrokerOffsets:
     """Knows the end of a broker's log, at most a second old."""
 
     def __init__(self, host: str, port: int, clock: Clock) -> None:
-        """Ask nothing yet."""
         self._host = host
         self._port = port
         self._clock = clock

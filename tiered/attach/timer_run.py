@@ -191,7 +191,6 @@ class TimerDelivery:
         stop: threading.Event,
         abandon: threading.Event,
     ) -> None:
-        """Used by ``hand_over``; ``abandon`` ends the tries of whatever asks the tier."""
         self.target, self.run, self.place = target, run, place
         self._lease, self._settings, self._clock, self._stop = lease, settings, clock, stop
         self._abandon = abandon

@@ -117,7 +117,6 @@ class Beginnings:
     """Says of a queue without a record to compare whether it may begin, or go on, where it was to."""
 
     def __init__(self, local: LocalStore, state: Callable[[], TierState], start: Start) -> None:
-        """Wire it; see ``Continuity``."""
         self._local = local
         self._state = state
         self._start = start

@@ -91,7 +91,6 @@ class Following:
         throttle: Throttle,
         stop: Callable[[], bool],
     ) -> None:
-        """Begin."""
         self._follower: Follower = local.follow(starts, stop)
         self._files = files
         self._continuity = continuity

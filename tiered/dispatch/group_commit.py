@@ -579,7 +579,6 @@ class RoundBuilder:
         *,
         committed: Callable[[Sequence[GroupCommit]], None],
     ) -> None:
-        """Wire the builder."""
         self._journal = journal
         self._clock = clock
         self._committed = committed

@@ -293,7 +293,6 @@ class MergeThread:
         state: Callable[[], TierState],
         say: Callable[[Fact], None],
     ) -> None:
-        """Wire it; no thread runs yet."""
         settings = context.settings
         throttle = context.throttle(settings.upload_rate_bytes_s)
         packer = Packer(settings.compression) if settings.compression else None

@@ -40,7 +40,6 @@ class JournalBytes:
     """Bytes of entries that were read, of one journal."""
 
     def __init__(self, executor: Executor, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
-        """Keep nothing yet."""
         self._executor = executor
         self._room = kept_bytes_max
         self._kept: dict[ObjectInfo, bytes] = {}

@@ -150,7 +150,6 @@ class QueueReader:
     """Reads one history of a queue as of one state."""
 
     def __init__(self, store: ObjectStore, prefix: str, cursor: QueueCursor) -> None:
-        """Read nothing yet."""
         self._store = store
         self._prefix = prefix
         self.cursor = cursor  # on that history

@@ -312,7 +312,6 @@ class FactsCopy:
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        """Touch nothing yet."""
         self._store, self._key = store, prefix + FACTS
         self._version: Version | None = None
         self._known: list[TimerHour] = []

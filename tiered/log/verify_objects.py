@@ -395,7 +395,6 @@ class IndexCheck:
     """The check of one object. Holds it in memory."""
 
     def __init__(self, store: ObjectStore, prefix: str, index: IndexObject) -> None:
-        """Prepare it."""
         self._store = store
         self._prefix = prefix
         self._index = index

@@ -232,7 +232,6 @@ class Judged:
     """A queue whose messages are looked at, or have been: what stays of each part."""
 
     def __init__(self, look: QueuePass) -> None:
-        """Nothing stays yet."""
         self.look = look
         names = ("keys", "rounds", "reads", "keyless", "tombstones")
         self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # of a ``CompactStep``

@@ -552,7 +552,6 @@ class Ledger:
     """The records of one run."""
 
     def __init__(self, at: Workplace, what: str) -> None:
-        """Write nothing yet."""
         self._at = at
         self._begun_ms = at.clock.now_ms()
         self._steps = 0
