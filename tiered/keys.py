@@ -12,6 +12,7 @@ Layout, relative to the URL of the tier::
         queue/<topic>/<queue_id>/<incarnation>/<queue_offset>-<epoch>-<writer>-<sequence>   of one queue
         ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
         timer/                                        of timers: a journal, a lease and bundles of their own (docs/timers.md)
+        meta/journal/<n>.checkpoint                   a second copy of that state, for who rebuilds a lost journal
         meta/mount/<name>/                            of mounts: a journal and a lease of their own (docs/formats/mount.md)
         meta/handover/<time_ms>-<epoch>-<writer>-<sequence>   what a broker knew that is gone (docs/formats/metadata.md)
         meta/handover/….recalled                                   it is back
@@ -64,6 +65,8 @@ QUEUE = "queue/"
 QUARANTINE = "quarantine/"
 LEDGER = "ledger/"
 INDEX = "index/"
+MIRROR = "meta/"
+"""In front of a checkpoint's own key: where its second copy lies."""
 MOUNT = "meta/mount/"
 TIMER = "timer/"
 HANDOVER = "meta/handover/"

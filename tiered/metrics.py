@@ -73,6 +73,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_bundles_total", _C, "Bundles that they lie in, each one object."),
     Metric("tiered_rounds_total", _C, "Journal entries that made parts durable."),
+    Metric(
+        "tiered_unmirrored_checkpoints_total",
+        _C,
+        "Checkpoints without a second copy below meta/journal/; a lost journal would be rebuilt from an older one.",
+    ),
     Metric("tiered_epoch", _G, "Epoch of this writer."),
     Metric(
         "tiered_requests_total", _C, "Requests to the object store, failed ones too.", ("kind",)

@@ -243,6 +243,7 @@ def test_a_lost_end_that_the_store_still_has_is_tiered_again_on_a_person_s_word(
 def test_a_bundle_whose_table_is_damaged_needs_a_person(tiered: CommandLine, copied: Path):
     """What lies in it at the end of a queue is not a loss that anybody could name."""
     url = f"file://{copied}"
+    shutil.rmtree(journal_of(copied).parent / "meta" / "journal")
     shutil.rmtree(journal_of(copied))
     bundle = max(path for path in copied.glob("*/*/bundle/*/*"))
     bundle.chmod(0o600)

@@ -51,7 +51,9 @@ class Shop:
     def swallow(self, holes: int, *, also: bytes | None = None) -> None:
         """Tier holes that the store never had, and behind them perhaps one message under their end's offset."""
         store = open_store(self.url)
-        (journal,) = {i.key.split("journal/")[0] for i in store.list("") if "/journal/" in i.key}
+        (journal,) = {
+            i.key.removesuffix("lease") for i in store.list("") if i.key.endswith("/lease")
+        }
         builder = TierBuilder(store, writer="0ddba11d", prefix=journal)
         end = builder.file(QUEUE).append_offset
         raw = record_of(QUEUE, end + holes, also) if also else b""

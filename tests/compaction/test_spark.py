@@ -39,7 +39,7 @@ from tiered.keys import parse_data_key
 from tiered.model import MessageQueue
 from tiered.spark.driver import SparkOrder, open_session, spark_engine
 from tiered.upkeep import compact
-from tiered.upkeep.compact import Compactor, CompactSettings
+from tiered.upkeep.compact import Compactor, CompactPlan, CompactSettings
 from tiered.upkeep.compact_work import BundleWork, make_bundle
 from tiered.upkeep.engine import WorkContext
 from tiered.upkeep.workplace import Workplace
@@ -100,10 +100,10 @@ def compacted(
     order = SparkOrder(tier.store.url, PREFIX, None, S3Options())
     engine = session and spark_engine(session, order)
     compactor = Compactor(at, settings, engine=engine, bundles=bundles)
-    plan = plan or compactor.plan(["t"])
-    done = compactor.apply(plan) if plan["steps"] else None
+    planned = CompactPlan.of(plan, "here") if plan else compactor.plan(["t"])
+    done = compactor.apply(planned) if planned.steps else None
     tier.journal.catch_up()
-    return {**plan, "applied": done}
+    return {**planned.document(), "applied": done}
 
 
 def state(tier: KeyedTier) -> dict[MessageQueue, list[tuple[int, bytes]]]:
@@ -185,7 +185,8 @@ def test_keys_of_several_queues_are_told(tmp_path: Path, session: Any):
 def test_a_plan_of_another_process_is_carried_out(tmp_path: Path, session: Any):
     mine, theirs = filled(tmp_path / "spark"), filled(tmp_path / "core")
     plan = compacted(filled(tmp_path / "plan"), session, across_queues=True)
-    plan = json.loads(json.dumps({**plan, "applied": None, "url": mine.store.url}))
+    plan = json.loads(json.dumps({**plan, "url": mine.store.url}))
+    del plan["applied"]
     assert compacted(mine, session, plan, across_queues=True)["applied"]["steps"] == 3
     assert compacted(mine, session, plan, across_queues=True)["applied"]["was_applied"]
     compacted(theirs, None, across_queues=True)

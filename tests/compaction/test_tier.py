@@ -55,7 +55,7 @@ from tiered.log.verify import verify_tier
 from tiered.metrics import render
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep import compact_work
-from tiered.upkeep.compact import Compactor, CompactSettings
+from tiered.upkeep.compact import Compactor, CompactPlan, CompactSettings, Spread
 from tiered.upkeep.compact_thread import CompactionThread, Stopping
 from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace
@@ -347,13 +347,12 @@ def test_keys_that_went_to_several_queues_are_told_and_each_queue_keeps_its_own(
         tier.post(queue, [mail("both"), mail("z")], roll=True)
         seal(tier, queue)
     found = Compactor(workplace(tier), CompactSettings(passes=ALWAYS)).plan(["t"])
-    assert found["spread"] == [{"topic": "t", "keys": 2, "of_keys": 1002}]
+    assert found.spread == (Spread("t", 2, 1002),)
     monkeypatch.setattr("tiered.upkeep.compact.KEYS_SAMPLED", 100)
-    (sampled,) = Compactor(workplace(tier), CompactSettings(passes=ALWAYS)).plan(["t"])[
-        "spread"
-    ] or [{"keys": 0, "of_keys": 100}]
-    assert 0 <= sampled["keys"] <= 2
-    assert 100 <= sampled["of_keys"] <= 200
+    found = Compactor(workplace(tier), CompactSettings(passes=ALWAYS)).plan(["t"])
+    (sampled,) = found.spread or (Spread("t", 0, 100),)
+    assert 0 <= sampled.keys <= 2
+    assert 100 <= sampled.of_keys <= 200
     compact(tier)
     assert {at for at, _ in messages(tier, OTHER)} == {at for at, _ in messages(tier)}
 
@@ -625,7 +624,7 @@ def test_a_thread_that_is_stopped_leaves_what_it_carries_out(monkeypatch: pytest
     thread = CompactionThread(workplace(tier), CompactSettings(passes=ALWAYS), lambda: ["t"], 1.0)
     real = Compactor.apply
 
-    def stopped(compactor: Compactor, plan: dict[str, Any]) -> dict[str, Any]:
+    def stopped(compactor: Compactor, plan: CompactPlan) -> dict[str, Any]:
         thread._stop.set()
         return real(compactor, plan)
 

@@ -117,12 +117,14 @@ STEPS = st.lists(
 )
 
 
-def play(steps: list[Step]) -> TierBuilder:
-    """A tier without orphans, whose queues end with messages."""
+def play(steps: list[Step], checkpoints: frozenset[int] = frozenset()) -> TierBuilder:
+    """A tier without orphans, whose queues end with messages; with checkpoints before some of the steps."""
     builder = TierBuilder()
     touched: dict[MessageQueue, bool] = {}
     for number, (what, which, size) in enumerate(steps):
         queue = MessageQueue("topic", which)
+        if number in checkpoints:
+            builder.journal.write_checkpoint(force=True)
         if what == "epoch":
             builder = TierBuilder(builder.store, writer=f"{number:08x}")
             continue
@@ -181,6 +183,19 @@ def test_with_a_damaged_entry_too(steps: list[Step], draw: st.DataObject):
     assert plan.damage
     apply(plan, store)
     assert told(state_of(store)) == told(before)
+
+
+@settings(deadline=None, max_examples=60)
+@given(STEPS, st.frozensets(st.integers(0, 13), min_size=1, max_size=3))
+def test_with_copies_of_checkpoints_however_old_too(steps: list[Step], copied: frozenset[int]):
+    builder = play(steps, copied)
+    before, store = builder.journal.state, builder.store
+    if not before.queues:
+        return
+    lose_journal(store, with_copies=False)
+    rebuild(store)
+    assert told(state_of(store)) == told(before)
+    assert_whole(store)
 
 
 # -- what the readable beginning tells ----------------------------------------------------------

@@ -269,6 +269,7 @@ def test_a_rebuilt_journal_knows_whether_the_broker_is_gone(tmp_path: Path):
 
     def lose_and_rebuild() -> str:
         shutil.rmtree(journal)
+        shutil.rmtree(journal.parent / "meta" / "journal", ignore_errors=True)
         return here("rebuild", url, "--apply", "-").good().out.decode()
 
     assert "the broker was decommissioned" in lose_and_rebuild()
@@ -296,6 +297,7 @@ def test_that_the_broker_is_back_counts_also_after_all_that_told_epochs_was_lost
 
     def lose_and_rebuild() -> str:
         shutil.rmtree(journal)
+        shutil.rmtree(journal.parent / "meta" / "journal", ignore_errors=True)
         (journal.parent / "lease").unlink()
         return here("rebuild", url, "--apply", "-").good().out.decode()
 

@@ -163,7 +163,7 @@ def _check_keys(world: World, state: TierState) -> None:
 
 def _is_known(world: World, problem: Problem) -> bool:
     """A checkpoint that we have spoiled; and where one side has a hole, which nobody can compare (``check_level``)."""
-    is_checkpoint = problem.kind == "journal" and problem.where.endswith(".checkpoint")
+    is_checkpoint = problem.kind in {"journal", "meta"} and problem.where.endswith(".checkpoint")
     is_hole = problem.kind == "difference" and "a hole in the" in problem.detail
     return (is_checkpoint and "spoiled" in world.met) or (is_hole and world.broker.rot > 0)
 

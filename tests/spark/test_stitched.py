@@ -358,7 +358,7 @@ class BothKeyed(Both):
         settings = CompactSettings(passes=ALWAYS, compression=None)
         compactor = Compactor(workplace(self.tier), settings)
         plan = compactor.plan([QUEUE.topic])
-        if plan["steps"]:
+        if plan.steps:
             compactor.apply(plan)
             self.tier.journal.catch_up()
             self.compacted += 1

@@ -50,9 +50,9 @@ def compact(tier: KeyedTier, **options: Any) -> dict[str, Any]:
     settings_ = CompactSettings(**{"passes": ALWAYS, "compression": None, **options})
     compactor = Compactor(workplace(tier, clock), settings_)
     plan = compactor.plan(["t"])
-    done = compactor.apply(plan) if plan["steps"] else None
+    done = compactor.apply(plan) if plan.steps else None
     tier.journal.catch_up()
-    return {**plan, "applied": done}
+    return {**plan.document(), "applied": done}
 
 
 def read(reader: QueueReader, start: int = 0) -> list[tuple[int, bytes]]:

@@ -10,7 +10,7 @@ from support.journals import PREFIX
 from support.tiers import PLACE
 
 from tiered.clock import ManualClock
-from tiered.keys import entry_key
+from tiered.keys import MIRROR, entry_key
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.upkeep.rebuild import RebuildPlan, apply_rebuild, plan_rebuild
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 POOL = ThreadPoolExecutor(4)
 
 
-def lose_journal(store: ObjectStore) -> None:
-    for info in list(store.list(PREFIX + "journal/")):
-        store.delete(info.key)
+def lose_journal(store: ObjectStore, *, with_copies: bool = True) -> None:
+    for folder in ("journal/", *[MIRROR + "journal/"] * with_copies):
+        for info in list(store.list(PREFIX + folder)):
+            store.delete(info.key)
 
 
 def plan_of(store: ObjectStore) -> RebuildPlan:

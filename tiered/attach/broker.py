@@ -44,7 +44,6 @@ class BrokerOffsets:
     """Knows the end of a broker's log, at most a second old."""
 
     def __init__(self, host: str, port: int, clock: Clock) -> None:
-        """Ask nothing yet."""
         self._host = host
         self._port = port
         self._clock = clock
@@ -112,13 +111,8 @@ def open_named(
 ) -> RocketMQStore:
     """Open a store directory; with ``waits_for_names`` look again while it cannot tell its names yet.
 
-    Args:
-        settings: Names that are given, and how to ask the broker.
-        stopping: Ends the waiting, and the scans of a store that is opened.
-
     Raises:
         ClosedError: ``stopping`` was set.
-        TieredStoreError: See ``RocketMQStore.open``.
     """
     options = RocketMQOptions(
         cluster=settings.cluster,
@@ -157,14 +151,7 @@ def _is_bare(directory: str) -> bool:
 
 
 def require_apart(directory: str, url: str) -> None:
-    """Refuse a tier inside the store directory, in which nothing is ever written (I10), or where its links lead.
-
-    Args:
-        url: Of the tier, as its opened store tells it.
-
-    Raises:
-        InvalidError: It lies there.
-    """
+    """Refuse a tier inside the store directory, in which nothing is ever written (I10), or where its links lead."""
     if not url.startswith("file://"):
         return
     store, tier = Path(directory).resolve(), Path(unquote(url.removeprefix("file://"))).resolve()

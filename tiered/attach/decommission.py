@@ -103,9 +103,6 @@ def decommission(
 
     Args:
         accepts_pending: What is near and not done is given up (it stays in the store's files), and is no obstacle.
-
-    Raises:
-        TieredStoreError: The store cannot be read, or the tier cannot be written.
     """
     found = tuple(
         _obstacles(attachment)
@@ -160,15 +157,7 @@ class Near:
 
 
 def look(directory: str, now_ms: int) -> Near:
-    """Look what a broker's store still has to do.
-
-    Args:
-        directory: ``storePathRootDir``.
-        now_ms: UTC.
-
-    Raises:
-        InvalidError: It is not a store, or may not be read.
-    """
+    """Look what a broker's store still has to do."""
     layout, cache = inspect(directory), FileCache()
     try:
         return _Looking(layout, cache).look(now_ms)

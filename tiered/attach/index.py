@@ -67,13 +67,7 @@ class IndexThread:
         clock: Clock,
         stop: threading.Event,
     ) -> None:
-        """Wire it; ``run`` is the body of the thread.
-
-        Args:
-            store: The tier's, with retries.
-            say: Has the next entry say something (``TieredDispatcher.say``).
-            next_id: Id of an object that is about to be begun.
-        """
+        """Wire it; ``run`` is the body of the thread."""
         self._feed = KeyFeed(clock)
         throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._builder = IndexBuilder(

@@ -83,6 +83,7 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_parts_total", counters.parts)
     yield Sample("tiered_bundles_total", counters.bundles)
     yield Sample("tiered_rounds_total", counters.rounds)
+    yield Sample("tiered_unmirrored_checkpoints_total", counters.unmirrored)
     yield Sample("tiered_upload_failures_total", counters.uploads_failed)
     yield Sample("tiered_file_switches_total", counters.switches)
     yield Sample("tiered_lock_misses_total", counters.lock_misses)
@@ -176,7 +177,6 @@ def measure_lag(
 
     Args:
         commits: Commit offset of each queue of the tier; a queue that is missing has nothing there.
-        now_ms: UTC.
     """
     return {
         queue: _lag_of(local, queue, bounds, commits.get(queue), now_ms)

@@ -118,10 +118,6 @@ def import_timers(
 ) -> TimerImport:
     """Take what is pending in a store and due late enough; see the module.
 
-    Args:
-        options: For S3.
-        rng: For ids and jitter; by default from the system.
-
     Raises:
         ClosedError: ``stop`` was set; what was taken is durable, and another run goes on.
         InvalidError: Not a store, a wrong URL, timers of another store, a store without put-if-absent.
@@ -168,8 +164,6 @@ class TimerFollower:
 
         Args:
             local: Shows timer topics; its follower keeps it fresh.
-            bare: Of the tier, without tries.
-            freshness_s: Between two looks, at least.
         """
         self._local, self._directory, self._bare = local, directory, bare
         self._place, self._settings = timers_of(place), settings
@@ -197,11 +191,7 @@ class TimerFollower:
             self._clock.wait(self._stop, _PAUSE_S)
 
     def take_once(self) -> None:
-        """Take what is there, and end; with no near window also what earlier looks have left with the broker.
-
-        Raises:
-            TieredStoreError: See ``import_timers``.
-        """
+        """Take what is there, and end; with no near window also what earlier looks have left with the broker."""
         with backend_errors(), contextlib.closing(self._taking()) as work:
             self.total.add(work.run(is_incremental=self._settings.near_ms > 0).total)
             self.positions = work.positions

@@ -48,11 +48,7 @@ def choose_timers(
     broker: str | None,
     signs: Sequence[str] = TIMER_SIGNS,
 ) -> TimerPlace:
-    """The only broker there that has timers and fits the names given.
-
-    Raises:
-        InvalidError: There is none, or more than one.
-    """
+    """The only broker there that has timers and fits the names given."""
     try:
         return timers_of(choose_place(store, cluster, broker, signs=signs))
     except InvalidError as error:
@@ -74,10 +70,6 @@ def take_lease(
     announce: Callable[[LeaseState], None] = lambda _state: None,
 ) -> None:
     """Take a lease, and wait for it if asked to, until told to stop.
-
-    Args:
-        lease: Of those who take timers, or of those who hand them over.
-        announce: Told of a holder that is waited for.
 
     Raises:
         ClosedError: ``stop`` was set, and another has it.

@@ -143,11 +143,7 @@ class KeptLease:
         return self._lost is None and self._clock.monotonic_s() - self._lease.written_s < LEASE_S
 
     def require(self) -> None:
-        """End when it is another's.
-
-        Raises:
-            FencedError: It is.
-        """
+        """End when it is another's."""
         if self._lost is not None:
             raise self._lost
 
@@ -195,7 +191,6 @@ class TimerDelivery:
         stop: threading.Event,
         abandon: threading.Event,
     ) -> None:
-        """Used by ``hand_over``; ``abandon`` ends the tries of whatever asks the tier."""
         self.target, self.run, self.place = target, run, place
         self._lease, self._settings, self._clock, self._stop = lease, settings, clock, stop
         self._abandon = abandon
@@ -249,7 +244,11 @@ class TimerDelivery:
             Sample("tiered_timer_up", not self.trouble),
             Sample("tiered_timer_pending_messages", count),
             Sample("tiered_timer_pending_hours", hours),
-            *(() if first_ms is None else [_until(first_ms - now_ms)]),
+            *(
+                ()
+                if first_ms is None
+                else [Sample("tiered_timer_next_due_seconds", (first_ms - now_ms) / 1000)]
+            ),
             Sample("tiered_timer_held_messages", self.held),
             Sample("tiered_timer_waiting_messages", target.waiting),
             Sample("tiered_timer_lateness_seconds", target.late_ms_max / 1000),
@@ -358,14 +357,6 @@ class TimerDelivery:
         return 0
 
 
-def _until(left_ms: int) -> Sample:
-    return Sample("tiered_timer_next_due_seconds", left_ms / 1000)
-
-
-def _nothing(_work: TimerDelivery, _meter: MeteredStore) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 def hand_over(
     url: str,
     open_target: Callable[[Place, TierState, Callable[[], bool]], Delivering],
@@ -376,16 +367,15 @@ def hand_over(
     rng: random.Random | None = None,
     stop: threading.Event | None = None,
     announce: Callable[[LeaseState], None] = lambda _state: None,
-    beside: Callable[[TimerDelivery, MeteredStore], AbstractContextManager[None]] = _nothing,
+    beside: Callable[[TimerDelivery, MeteredStore], AbstractContextManager[None]] = (
+        lambda _work, _meter: contextlib.nullcontext()
+    ),
 ) -> RunResult:
     """Hand timers over; see the module.
 
     Args:
         open_target: Opens the target, once the lease is ours; given the place, what the journal says (as of the store from
             which the timers were taken), and whom to ask whether the lease is ours still.
-        options: For S3.
-        rng: For ids and jitter; by default from the system.
-        announce: Told of a run whose lease is waited for.
         beside: Goes on beside the work, which it may look at from other threads.
 
     Raises:

@@ -151,8 +151,6 @@ class Attachment:
         """Open both ends, check that they belong together, take lease and epoch.
 
         Args:
-            options: For S3.
-            rng: For tests; by default from the system.
             announce: Told of a holder whose lease is waited for.
             stopping: ``stop`` sets it; its holder can end the waiting in here as well.
 
@@ -387,11 +385,7 @@ class Attachment:
         self._stopping.set()
 
     def close(self) -> bool:
-        """Upload what is in hand for at most ``drain_s``, end all threads, free the lease.
-
-        Returns:
-            Whether everything in hand became durable.
-        """
+        """Upload what is in hand for at most ``drain_s``, end all threads, free the lease; whether all is durable."""
         self._stopping.set()
         drained = True
         try:

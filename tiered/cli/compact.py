@@ -15,9 +15,9 @@ from tiered.cli.planned import (
     Document,
     PlanOptions,
     ending_code,
-    get_plan,
     open_workplace,
     show_result,
+    typed_plan,
 )
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_count, format_size
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
-    from tiered.upkeep.compact import CompactSettings
+    from tiered.upkeep.compact import CompactPlan, CompactSettings
     from tiered.upkeep.engine import Engine
-    from tiered.upkeep.workplace import PlanDocument as Plan
     from tiered.upkeep.workplace import Workplace
 
 _COLUMNS = [
@@ -113,7 +112,7 @@ def run(call: Call, options: CompactOptions) -> int:
     if options.archive:
         return _latest(call, options, options.archive)
     from tiered.api.stores import backend_errors
-    from tiered.upkeep.compact import Compactor
+    from tiered.upkeep.compact import Compactor, CompactPlan
 
     applied = None
     done = Progressed("reading the journal")
@@ -128,28 +127,28 @@ def run(call: Call, options: CompactOptions) -> int:
         engine = _engine(call, options, at, stack)
         bundles = 1 if engine is None else SPARK_BUNDLES
         compactor = Compactor(at, settings_of(options), tell=told, engine=engine, bundles=bundles)
-        plan = get_plan(
+        plan = typed_plan(
             options,
+            CompactPlan,
             "compact",
             at,
             lambda: compactor.plan(_topics(call, options, partial(_tiered, at))),
         )
         _require_same(options, plan)
-        if options.apply and plan["steps"]:
+        if options.apply and plan.steps:
             applied = compactor.apply(plan)
-    document = {**plan, "applied": applied}
+    document = {**plan.document(), "applied": applied}
     show_result(call, document, rows="steps", columns=_COLUMNS, lines=_lines)
     _require_sound(plan, at.store.url)
-    return ending_code(options, document, has_work=bool(plan["steps"]))
+    return ending_code(options, document, has_work=bool(plan.steps))
 
 
-def _require_sound(plan: Plan, url: str) -> None:
+def _require_sound(plan: CompactPlan, url: str) -> None:
     """End with damage that a plan met, when all else is done."""
-    rows = plan["damaged"]
-    if not rows:
+    if not plan.damaged:
         return
-    count = sum(row["end"] - row["start"] for row in rows)
-    queues = sorted({f"{row['topic']}/{row['queue_id']}" for row in rows})
+    count = sum(row.end - row.start for row in plan.damaged)
+    queues = sorted({str(row.queue) for row in plan.damaged})
     raise DataError(
         f"{counted(count, 'message')} of {', '.join(queues)} cannot be read; from their segments on nothing is compacted",
         where=url,
@@ -292,26 +291,20 @@ def _archived(archive: ObjectStore, topics: frozenset[str]) -> set[str]:
     return {topic for topic in topics if shown(topic) in there}
 
 
-def _require_same(options: CompactOptions, plan: Plan) -> None:
+def _require_same(options: CompactOptions, plan: CompactPlan) -> None:
     """Raise when a plan that was loaded is of other topics, or keeps other messages."""
     settings = settings_of(options)
     mine = settings.retention.name, settings.retention.tombstone_retention_ms
-    if mine != (plan["policy"], plan["tombstone_retention_ms"]):
-        raise InvalidError(
-            f"this plan is of the policy {plan['policy']}", do="give the same options"
-        )
-    if options.across_queues != plan["across_queues"]:
+    if mine != (plan.policy, plan.tombstone_retention_ms):
+        raise InvalidError(f"this plan is of the policy {plan.policy}", do="give the same options")
+    if options.across_queues != plan.across_queues:
         raise InvalidError(
             "this plan is of "
-            + (
-                "all queues of a topic together"
-                if plan["across_queues"]
-                else "each queue by itself"
-            ),
+            + ("all queues of a topic together" if plan.across_queues else "each queue by itself"),
             do="give the same options",
         )
-    if options.topic and not set(options.topic) <= set(plan["topics"]):
-        raise InvalidError(f"this plan is of {', '.join(plan['topics'])}", do="plan again")
+    if options.topic and not set(options.topic) <= set(plan.topics):
+        raise InvalidError(f"this plan is of {', '.join(plan.topics)}", do="plan again")
 
 
 def _lines(document: Document) -> Iterator[str]:

@@ -117,7 +117,6 @@ class Beginnings:
     """Says of a queue without a record to compare whether it may begin, or go on, where it was to."""
 
     def __init__(self, local: LocalStore, state: Callable[[], TierState], start: Start) -> None:
-        """Wire it; see ``Continuity``."""
         self._local = local
         self._state = state
         self._start = start
@@ -161,7 +160,6 @@ class Beginnings:
 
         Args:
             incarnation: Its present incarnation in the tier, in which nothing is (left); None: the journal has not met it.
-            bounds: What the local store has; not empty.
 
         Returns:
             What the journal has to say; None when it may well go on there.
@@ -405,11 +403,7 @@ class Continuity:
     def look(
         self, queue: MessageQueue, start: QueueOffset, last: tuple[QueueOffset, int] | None
     ) -> Look:
-        """Hold the last record taken against the local store. One small local read, two where nothing was taken.
-
-        Args:
-            last: What was taken last, and its fingerprint.
-        """
+        """Hold the last record taken against the local store. One small local read, two where nothing was taken."""
         if last is None:
             return self._beginnings.look(queue, start)
         offset, fingerprint = last
@@ -448,10 +442,6 @@ class Continuity:
         Compensation may have taken what the follower, which was behind it, never met, and what the broker then truncated:
         no offset falls for the follower. Nor does one where nothing was taken, and the batch begins before the place where
         the queue was to begin. A few small local reads where records cannot be compared.
-
-        Args:
-            batch: Begins before ``start``.
-            last: What was taken last, and its fingerprint.
         """
         if last is None:
             is_odd = not self._beginnings.is_right(batch.queue, start)

@@ -91,11 +91,6 @@ class Following:
         throttle: Throttle,
         stop: Callable[[], bool],
     ) -> None:
-        """Begin.
-
-        Args:
-            starts: Where to go on in each queue.
-        """
         self._follower: Follower = local.follow(starts, stop)
         self._files = files
         self._continuity = continuity
@@ -114,7 +109,6 @@ class Following:
         """Take the next window.
 
         Args:
-            window_bytes: Of the local log, at most.
             until_idle: The caller ends when there is nothing more.
 
         Returns:
@@ -169,10 +163,6 @@ def register(
 # -- dispatcher --------------------------------------------------------------------------------------
 
 
-def _memory_bytes(batch: RecordBatch) -> int:
-    return size_of(batch) + batch.count * ITEM_MEMORY_BYTES
-
-
 _STALL_S_MIN = 5.0
 """One slow upload is no trouble, however short the freshness."""
 _STALL_AGAIN_S = 60.0
@@ -198,9 +188,7 @@ class TieredDispatcher:
         """Wire the parts; no thread runs yet.
 
         Args:
-            prefix: The broker's prefix, ending in a slash.
             start: Where a queue begins that the tier has never met.
-            escapes_case: The store takes names for one that differ only in case.
         """
         self._context = DispatchContext(
             settings, MemoryBudget(settings.buffer_bytes_max), clock, rng
@@ -308,7 +296,7 @@ class TieredDispatcher:
 
     def dispatch_all(self, batches: Sequence[RecordBatch]) -> list[bool]:
         """As ``dispatch``, of a whole window: what it costs beside its queues is paid once."""
-        offered = sum(map(_memory_bytes, batches))
+        offered = sum(size_of(batch) + batch.count * ITEM_MEMORY_BYTES for batch in batches)
         self.budget.add(offered)  # before a round can give it back
         grown: list[Grown] = []
         with self._commits.growing() as appended:
@@ -406,11 +394,7 @@ class TieredDispatcher:
         return self.budget.used_bytes == 0 and self._compensation.is_idle and self._rounds.is_idle
 
     def drain(self, timeout_s: float) -> bool:
-        """Flush all buffers and wait until everything taken is durable.
-
-        Returns:
-            False when that took longer than ``timeout_s`` or the dispatcher ended by itself.
-        """
+        """Flush all buffers, and wait until all is durable; False when that took longer, or we ended by ourselves."""
         self._commits.flush = True
         self._wake.set()
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -443,13 +427,10 @@ class TieredDispatcher:
         return self.seconds_without_commit() > max(_STALL_S_MIN, 3 * self._settings.freshness_s)
 
     def seal_all(self, stop: Callable[[], bool]) -> int:
-        """Seal the open segment of every queue that is settled; what comes next opens new ones. While started.
+        """Seal the open segment of every queue that is settled, while started; how many are being sealed.
 
         Args:
             stop: Ends the waiting for the entry that says so.
-
-        Returns:
-            How many are being sealed.
         """
         told: list[threading.Event] = []
         for queue, incarnations in self._journal.state.queues.items():
@@ -558,6 +539,7 @@ class TieredDispatcher:
         counters.parts += len(some)
         counters.bundles += bundles
         counters.rounds = self._rounds.rounds
+        counters.unmirrored = self._journal.unmirrored
         self.budget.release(items * ITEM_MEMORY_BYTES)
         if some:
             self._last_commit_s = self._clock.monotonic_s()
@@ -650,11 +632,8 @@ class Compensation:
         """Wire it.
 
         Args:
-            context: How much to read at once, and whether memory has room for it.
             take: Appends a batch to a queue's buffer, if the queue was reopened just so often; with None: commits what the
                 buffer holds.
-            state_fact: Has the next journal entry say something.
-            continuity: Says whether a queue goes on where it was.
         """
         settings = context.settings
         self._local = local

@@ -92,8 +92,6 @@ class Uploader:
         """Begin.
 
         Args:
-            clock: Keys of bundles begin with the time.
-            escapes_case: The store takes names for one that differ only in case (``tiered.keys``).
             sequences: Numbers of its objects, each once; default: 0, 1, ... See ``tiered.keys.maintenance_sequences``.
             budget: Keeps what is put for the merge that will gather it; None: nothing is kept.
         """
@@ -115,9 +113,6 @@ class Uploader:
         Args:
             commits: Sorted by topic, queue id and offset.
             alone: They are of one queue, and the bundle is its own.
-
-        Raises:
-            BackendError: Not stored, or nobody knows.
         """
         reached("bundle-begun")
         said = CommitColumns.of(commits)
@@ -143,11 +138,7 @@ class Uploader:
     def put_merged(
         self, output: MergeOutput, sections: Sequence[tuple[SectionRow, Section]]
     ) -> StoredBundle:
-        """Upload a bundle made by a merge.
-
-        Raises:
-            BackendError: Not stored, or nobody knows.
-        """
+        """Upload a bundle made by a merge."""
         made, escapes = self.next_id(), self._escapes_case
         now_ms, level = self._clock.now_ms(), output.level
         row = sections[0][0]
@@ -174,11 +165,7 @@ class Uploader:
         return StoredBundle(table, packed, sections_of(Bundle(key, size, level), table))
 
     def put_quarantine(self, commit: GroupCommit) -> int:
-        """Upload the raw bytes and the reason of each damaged record; how many there were.
-
-        Raises:
-            BackendError: Not all are stored.
-        """
+        """Upload the raw bytes and the reason of each damaged record; how many there were."""
         damaged = commit.quarantined
         for record in damaged:
             key = keys.quarantine_key(
@@ -291,8 +278,6 @@ class GroupCommitter:
 
         Args:
             submit: Told of what is durable, in the order of each queue.
-            context: Its ``wake`` is set when a round is due, for the caller of ``scan``.
-            guard: Runs a thread's body and reports its error.
         """
         settings, clock = context.settings, context.clock
         self._uploader = uploader
@@ -594,11 +579,6 @@ class RoundBuilder:
         *,
         committed: Callable[[Sequence[GroupCommit]], None],
     ) -> None:
-        """Wire the builder.
-
-        Args:
-            committed: Told of what an entry has named, when it is durable.
-        """
         self._journal = journal
         self._clock = clock
         self._committed = committed
@@ -628,11 +608,7 @@ class RoundBuilder:
             return not (self._write_map or self._facts or self._busy)
 
     def run(self, stop: threading.Event) -> None:
-        """Body of the build thread: rounds until ``stop`` is set, and then a last one.
-
-        Raises:
-            FencedError: Another writer has taken over.
-        """
+        """Body of the build thread: rounds until ``stop`` is set, and then a last one."""
         while not stop.is_set():
             self._clock.wait(self._wake, 0.25)
             self._wake.clear()

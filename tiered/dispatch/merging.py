@@ -186,7 +186,6 @@ class Merger:
 
         Args:
             pace: Waits until so many bytes may be uploaded.
-            packer: Compresses what is of the last level; None: nothing does.
         """
         self._uploader = uploader
         self._store = store
@@ -199,7 +198,6 @@ class Merger:
 
         Raises:
             DataError: A section is damaged or gone; ``where`` names its bundle.
-            BackendError: It could not be read, or the bundle not written.
         """
         data: dict[tuple[str, int], tuple[memoryview, memoryview]] = {}
         for some in plan_reads(part for run in output.runs for part in run.parts):
@@ -295,12 +293,6 @@ class MergeThread:
         state: Callable[[], TierState],
         say: Callable[[Fact], None],
     ) -> None:
-        """Wire it; no thread runs yet.
-
-        Args:
-            context: Policy, pauses, rate, and whether memory is short.
-            say: Has the next entry say something (``RoundBuilder.state_fact``).
-        """
         settings = context.settings
         throttle = context.throttle(settings.upload_rate_bytes_s)
         packer = Packer(settings.compression) if settings.compression else None

@@ -85,9 +85,6 @@ class DispatchSettings:
         """Bytes of the local log looked at in one step, within a quarter of the buffer; within half where queues are many.
 
         What a step costs goes by its queues as well as by its bytes.
-
-        Args:
-            queues: Of which there was something in the step before.
         """
         many = min(queues * _SECTION_BYTES, self.buffer_bytes_max // 2)
         return max(min(self.window_bytes, max(1, self.buffer_bytes_max // 4)), many)
@@ -271,6 +268,7 @@ class DispatchCounters:
     parts: int = 0  # parts committed
     bundles: int = 0  # bundles that they lie in
     rounds: int = 0  # journal entries written for them
+    unmirrored: int = 0  # checkpoints of the journal of which there is no second copy
     uploads_failed: int = 0  # uploads that failed or whose outcome is unknown
     switches: int = 0  # file switches after a failed upload
     lock_misses: int = 0  # batches that dispatch left to compensation because a queue was busy

@@ -40,23 +40,13 @@ class JournalBytes:
     """Bytes of entries that were read, of one journal."""
 
     def __init__(self, executor: Executor, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
-        """Keep nothing yet.
-
-        Args:
-            executor: Reads entries; its threads bound the requests at once.
-            kept_bytes_max: So many bytes are kept at most.
-        """
         self._executor = executor
         self._room = kept_bytes_max
         self._kept: dict[ObjectInfo, bytes] = {}
 
     @contextmanager
     def reading(self, store: ObjectStore, listed: Sequence[ObjectInfo]) -> Iterator[ObjectStore]:
-        """The store, with entries read ahead.
-
-        Args:
-            store: May be called from any thread.
-        """
+        """The store, with entries read ahead."""
         ahead = _ReadAhead(store, self, listed)
         try:
             yield ahead

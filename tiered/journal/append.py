@@ -22,6 +22,10 @@ After an error, unless it came from the caller's check, this writer is done: eve
 ``ClosedError``, since it may be unknown what became of the last entry.
 
 After a crash: the entry is there or it is not; nothing else has to be cleaned up.
+
+Mirrors: a checkpoint of a journal that is all that knows its objects (a ``Guarded`` machine's) is put a second time, below
+``meta/``, once it is stored itself, so that a journal whose folder is lost is not lost (``tiered.upkeep.rebuild``). A copy
+that fails is counted (``unmirrored``), and nothing waits for it: the next checkpoint has its own.
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import EPOCH, Action, Entry, checksum, encode_entry
 from tiered.journal.lease import NOTHING_KNOWN, JournalEnd
-from tiered.journal.replay import JournalReader, Machine
-from tiered.keys import entry_key
+from tiered.journal.replay import Guarded, JournalReader, Machine
+from tiered.keys import MIRROR, checkpoint_key, entry_key
 
 if TYPE_CHECKING:
     import random
@@ -87,9 +91,6 @@ class JournalWriter(Generic[S]):
         Args:
             store: Where the journal lies. Must be able to put if absent, and must not retry by itself: an answer that
                 was lost is our business here.
-            prefix: Of the broker (or archive), ending in a slash.
-            writer: Random id of this process, 8 hex digits.
-            clock: For the time stamps and the pauses between tries.
             stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
             give_up_s: They end so, too, when the store has not taken an entry for so long.
             on_failure: Told of each try that failed. Somebody hears of it, so what only a person can mend (credentials,
@@ -111,6 +112,7 @@ class JournalWriter(Generic[S]):
         self._in_flight = 0
         self.writer = writer  # our 8-hex-digit id
         self.epoch = 0  # our epoch; 0 before ``take_epoch`` and for writers without one
+        self.unmirrored = 0  # checkpoints of which there is no second copy
         self._checkpoint_not_before_s = 0.0
         self._give_up_s = give_up_s
         self._give_up_at_s = math.inf
@@ -143,7 +145,6 @@ class JournalWriter(Generic[S]):
         """Begin an epoch: whatever an earlier writer has in flight will be named by no entry.
 
         Args:
-            holder: Who we are, for people (host, process, store).
             remembered: What the lease told of the journal when we took it.
 
         Raises:
@@ -164,13 +165,8 @@ class JournalWriter(Generic[S]):
         Whoever has won a smaller number and looks behind it from now on is fenced. What lies before counts until a
         checkpoint of this entry is there (``require_checkpoint``).
 
-        Args:
-            state: The state after which the journal is to go on.
-            holder: See ``take_epoch``.
-
         Raises:
             FencedError: Another was faster, or something lies behind ``number``.
-            StoreUnavailableError: See ``append``.
         """
         with self._lock:
             self._reader.place(state, number - 1)
@@ -179,15 +175,14 @@ class JournalWriter(Generic[S]):
             reached("epoch-taken")
 
     def require_checkpoint(self) -> None:
-        """Write a checkpoint of the state after the last entry, which is to count without the entries before it.
-
-        Raises:
-            StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown.
-        """
+        """Write a checkpoint of the state after the last entry, which is to count without the entries before it."""
         with self._lock:
             self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
-            self._patiently(
-                lambda: self._reader.store_checkpoint(self._put), "the checkpoint is not written"
+            self._mirror(
+                self._patiently(
+                    lambda: self._reader.store_checkpoint(self._put),
+                    "the checkpoint is not written",
+                )
             )
 
     def append(
@@ -274,13 +269,22 @@ class JournalWriter(Generic[S]):
         if begin_s < self._checkpoint_not_before_s and not force:
             return False
         try:
-            self._reader.store_checkpoint(self._put)
+            self._mirror(self._reader.store_checkpoint(self._put))
         except BackendError:
             self._checkpoint_not_before_s = self._clock.monotonic_s() + _PAUSE_S_MAX
             return False
         now_s = self._clock.monotonic_s()
         self._checkpoint_not_before_s = now_s + _CHECKPOINT_REST * (now_s - begin_s)
         return True
+
+    def _mirror(self, checkpoint: bytes) -> None:
+        """Put the second copy of the checkpoint that was just stored."""
+        if not isinstance(self._machine, Guarded):
+            return
+        try:
+            self._put(checkpoint_key(self._prefix + MIRROR, self.number), checkpoint)
+        except BackendError:
+            self.unmirrored += 1
 
     def _put(self, key: str, data: bytes) -> None:
         """Of an object that nobody changes, perhaps by an earlier try."""

@@ -114,11 +114,7 @@ class Sharded(Protocol):
         ...
 
     def load_sharded(self, document: Any, shards: Sequence[bytes]) -> Any:  # noqa: ANN401 (the machine's)
-        """Undo ``dump`` and ``shards``.
-
-        Raises:
-            ValueError: It is no such; ``LookupError`` and ``TypeError`` mean the same.
-        """
+        """Undo ``dump`` and ``shards``."""
         ...
 
 
@@ -127,11 +123,7 @@ class Streamed(Protocol):
     """A machine that makes a state of its text piece by piece, so that the values of the text are never all held."""
 
     def load_text(self, text: str) -> Any:  # noqa: ANN401 (the machine's)
-        """Undo ``dump_chunks``.
-
-        Raises:
-            ValueError: It is no such; ``LookupError`` and ``TypeError`` mean the same.
-        """
+        """Undo ``dump_chunks``."""
         ...
 
 
@@ -218,9 +210,6 @@ def decode_checkpoint(
 ) -> CheckpointText:
     """Parse a checkpoint.
 
-    Args:
-        machine: Makes the state; None: it stays JSON values.
-
     Raises:
         OtherVersionError: It is whole, and of another form; or its state is larger than ``bytes_max``.
     """
@@ -282,11 +271,7 @@ CHECKPOINTS_KEPT = 2
 
 
 def replay_starts(entries: Collection[int], checkpoints: Collection[int]) -> list[int]:
-    """Where replay up to the head can begin, earliest first.
-
-    Returns:
-        Numbers of checkpoints behind which no entry is missing; 0 for the beginning of the journal.
-    """
+    """Where replay to the head can begin, earliest first: checkpoints with no entry missing behind, 0 for the start."""
     head = max([*entries, *checkpoints], default=0)
     first, there = head + 1, set(entries)
     while first - 1 in there:
@@ -295,11 +280,7 @@ def replay_starts(entries: Collection[int], checkpoints: Collection[int]) -> lis
 
 
 def trim_bound(checkpoints: Collection[int], base: int) -> int:
-    """The checkpoint that becomes the oldest; 0 when nothing is to be trimmed.
-
-    Args:
-        base: The history behind this entry is still needed.
-    """
+    """The checkpoint that becomes the oldest, with the history behind ``base`` left; 0 when nothing is to be trimmed."""
     kept = sorted(checkpoints)[-CHECKPOINTS_KEPT:]
     if len(kept) < CHECKPOINTS_KEPT:
         return 0
@@ -326,17 +307,10 @@ def is_trimmed(number: int, bound: int) -> bool:
 
 
 def trim_journal(store: ObjectStore, prefix: str, base: int) -> int:
-    """Delete what is older than the newest checkpoint that is no newer than ``base``, if another is newer.
-
-    Args:
-        base: The history behind this entry stays.
-
-    Returns:
-        How many objects went.
+    """Delete what is older than the newest checkpoint not newer than ``base``, if another is newer; how many went.
 
     Raises:
         OtherVersionError: A checkpoint that stays is of another version. Nothing was deleted.
-        BackendError: The store failed. What is left is trimmed another time.
     """
     found = {info.key: info for info in store.list(prefix + JOURNAL)}
     parsed = {key: row for key in found if (row := parse_journal_key(prefix, key))}

@@ -64,9 +64,6 @@ def json_members(text: str, listed: str) -> Iterator[tuple[str, Any]]:
 
     Args:
         listed: Name of a list that is given as an iterator of its values, to be used up before the next member.
-
-    Raises:
-        ValueError: It is no such text.
     """
     at = 0
 
@@ -107,14 +104,7 @@ def seal_text(document: Mapping[str, Any]) -> bytes:
 def open_text(
     data: bytes, *, where: str, versions: Container[int] = (FORMAT_VERSION,)
 ) -> dict[str, Any]:
-    """Check and parse what ``seal_text`` made.
-
-    Args:
-        versions: Format numbers that the caller knows.
-
-    Raises:
-        OtherVersionError: The checksum holds, and it is none of these formats.
-    """
+    """Check and parse what ``seal_text`` made."""
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib_ng.crc32(line):
         option = " --timers" if f"/{TIMER}" in where else ""
@@ -156,11 +146,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def decode_entry(data: bytes, *, where: str) -> Entry:
-    """Parse an entry.
-
-    Raises:
-        OtherVersionError: It is whole, and of another form.
-    """
+    """Parse an entry."""
     document = open_text(data, where=where)
     del document["format"]
     try:

@@ -139,7 +139,6 @@ class Lease:
         """Take nothing yet.
 
         Args:
-            writer: Our 8-hex-digit id.
             seconds: How long it lasts from each renewal on.
             known: The journal's end, as we know it now; from any thread.
         """
@@ -163,10 +162,6 @@ class Lease:
 
         Returns:
             None when it is ours now; else who has it.
-
-        Raises:
-            OtherVersionError: The lease is of another version.
-            BackendError: It could not be read or written; calling again is harmless.
         """
         present: LeaseState | None = None
         for tries_left in reversed(range(_TRIES)):
@@ -193,13 +188,10 @@ class Lease:
         """Take the lease, waiting for a living holder's to end if asked to. One that has expired is watched in any case.
 
         Args:
-            wait: Wait until it is free; else give up as soon as a holder is seen to live.
-            announce: Called once with the holder that is waited for.
             stop: Waits so many seconds; True when we were told to stop.
 
         Raises:
             FencedError: Another holder has it (and we do not wait, or were told to stop).
-            BackendError: The lease could not be read or written; calling again is harmless.
         """
         told, first = False, None
         while (other := self.try_acquire()) is not None:
@@ -238,7 +230,6 @@ class Lease:
 
         Raises:
             FencedError: Another has it: stop writing.
-            BackendError: Not renewed; try again soon.
         """
         try:
             self._write(self._version)
@@ -310,11 +301,7 @@ def encode_lease(said: LeaseState) -> bytes:
 
 
 def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version | None]:
-    """The lease and its version; a lease that is damaged is as good as none, but has a version.
-
-    Raises:
-        OtherVersionError: It is whole, and of another form.
-    """
+    """The lease and its version; a lease that is damaged is as good as none, but has a version."""
     try:
         data, version = store.get_versioned(key)
     except ObjectNotFoundError:

@@ -116,7 +116,6 @@ class JournalReader(Generic[S]):
         """Read nothing yet.
 
         Args:
-            prefix: Before its keys, ending in a slash.
             writes: Who asks is going to write: then a lease of another version stops it.
         """
         self._writes = writes
@@ -156,11 +155,7 @@ class JournalReader(Generic[S]):
         return applied
 
     def require_reached(self, remembered: JournalEnd) -> None:
-        """Refuse a journal that ends before an entry of which somebody tells.
-
-        Raises:
-            JournalLostError: It does.
-        """
+        """Refuse a journal that ends before an entry of which somebody tells."""
         if remembered.is_beyond(self.end):
             raise self._lost(
                 f"the journal has lost its end: it ends with entry {self.number} of epoch {self.end.epoch}, and"
@@ -223,26 +218,21 @@ class JournalReader(Generic[S]):
                 raise self._missing(self.number + 1)
         return applied
 
-    def place(self, state: S, number: int) -> None:
-        """Go to a state that somebody vouches for, behind all that lies in the journal; the next entry follows nothing."""
-        self.state, self.number, self.last = state, number, 0
+    def place(self, state: S, number: int, last: int = 0) -> None:
+        """Go to a state that somebody vouches for.
+
+        Args:
+            last: Checksum of the entry ``number``; 0: all of the journal lies before it, and the next entry follows nothing.
+        """
+        self.state, self.number, self.last = state, number, last
         self._is_held = True
 
     def jump_to(self, number: int) -> bool:
-        """Go to the state of a checkpoint; whether it is there and passes its checks.
-
-        Raises:
-            OtherVersionError: It is of another version.
-        """
+        """Go to the state of a checkpoint; whether it is there and passes its checks."""
         return self._jump(number)
 
     def step(self) -> Entry | None:
-        """Apply the next entry, by its number alone; None when there is none, which need not be the head.
-
-        Raises:
-            DataError: It is damaged, or not the successor of the last one.
-            OtherVersionError: It is of another version.
-        """
+        """Apply the next entry, by its number alone; None when there is none, which need not be the head."""
         found = self.read_entry(self.number + 1)
         if found is None:
             return None
@@ -263,11 +253,7 @@ class JournalReader(Generic[S]):
         return entries, checkpoints
 
     def read_entry(self, number: int) -> tuple[Entry, bytes] | None:
-        """An entry and its bytes; None when there is none with this number.
-
-        Raises:
-            DataError: It is damaged, or says that it has another number.
-        """
+        """An entry and its bytes; None when there is none with this number."""
         key = entry_key(self._prefix, number)
         self._refuse_too_large(key)
         try:
@@ -284,12 +270,7 @@ class JournalReader(Generic[S]):
         return entry, data
 
     def read_checkpoint(self, number: int) -> tuple[S, int] | None:
-        """The state after entry ``number`` and that entry's checksum; None when there is no such checkpoint.
-
-        Raises:
-            DataError: It is damaged, or says that it has another number.
-            OtherVersionError: It is of another version.
-        """
+        """The state after entry ``number`` and that entry's checksum; None when there is no such checkpoint."""
         machine, key = self._machine, checkpoint_key(self._prefix, number)
         streamed = machine if isinstance(machine, Streamed) else None
         found = self.read_checkpoint_text(number, streamed)
@@ -310,12 +291,7 @@ class JournalReader(Generic[S]):
     def read_checkpoint_text(
         self, number: int, machine: Streamed | None = None
     ) -> CheckpointText | None:
-        """What a checkpoint says; None when there is none with this number.
-
-        Raises:
-            DataError: It is damaged, or says that it has another number.
-            OtherVersionError: It is of another version.
-        """
+        """What a checkpoint says; None when there is none with this number."""
         key = checkpoint_key(self._prefix, number)
         self._refuse_too_large(key)
         try:
@@ -337,11 +313,7 @@ class JournalReader(Generic[S]):
             )
 
     def apply(self, entry: Entry, data: bytes) -> None:
-        """Apply the next entry, which the caller knows to be in the store with these bytes.
-
-        Raises:
-            OtherVersionError: It says what this version does not understand.
-        """
+        """Apply the next entry, which the caller knows to be in the store with these bytes."""
         assert entry.number == self.number + 1
         if entry.previous != self.last:
             raise DataError(
@@ -368,12 +340,8 @@ class JournalReader(Generic[S]):
                 f"journal entry {entry.number} has another form: {error!r:.200}", where=where
             ) from error
 
-    def store_checkpoint(self, put: Callable[[str, bytes], None]) -> None:
-        """Store a checkpoint of the present state, behind the shards that it names and that are not stored yet.
-
-        Args:
-            put: Makes an object of the store, if it is not there.
-        """
+    def store_checkpoint(self, put: Callable[[str, bytes], None]) -> bytes:
+        """Store a checkpoint of the present state, behind those of its shards that are not there yet; its own bytes."""
         machine = self._machine
         if isinstance(machine, Sharded):
             self.state = machine.settled(self.state)
@@ -385,9 +353,11 @@ class JournalReader(Generic[S]):
                     reached("shard-stored")
                 names[shard.digest] = self._shards.setdefault(shard.digest, name)
             self._shards = names
-        put(checkpoint_key(self._prefix, self.number), self.checkpoint_bytes())
+        data = self.checkpoint_bytes()
+        put(checkpoint_key(self._prefix, self.number), data)
         reached("checkpoint-stored")
         self.since_checkpoint = 0
+        return data
 
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state; its shards are stored."""

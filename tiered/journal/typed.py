@@ -8,6 +8,7 @@ sense together is replay's business, and ``tiered.log.verify_report``'s.
 type                      JSON
 ========================= ========================================================================================
 ``int``                   a whole number from -1 up to, and without, ``INT_MAX``; ``AnyInt``: any one
+``float``                 a number
 ``str``, ``bool``         itself; ``Key``: the key of an object
 ``tuple[X, ...]``         a list, as of ``Sequence[X]``; ``tuple[X, Y]``: a list of just these
 ``X | None``              ``null``, or as ``X``
@@ -61,11 +62,7 @@ Nested = Callable[[type[Any]], JsonForm[Any]]
 
 
 def is_key(key: str) -> None:
-    """Check that it may be the key of an object.
-
-    Raises:
-        ValueError: It is empty or too long.
-    """
+    """Refuse (``ValueError``) what cannot be the key of an object."""
     if not 0 < len(key) <= KEY_CHARS_MAX:
         raise ValueError(f"an object's key is {key!r:.80}")
 
@@ -295,6 +292,7 @@ def _unless_none(convert: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN
 _PLAIN: Final[dict[Any, JsonForm[Any]]] = {
     int: JsonForm(_same, _bounded),
     AnyInt: JsonForm(_same, partial(_of_type, int)),
+    float: JsonForm(_same, float),
     str: JsonForm(_same, partial(_of_type, str)),
     bool: JsonForm(_same, partial(_of_type, bool)),
     Mapping: JsonForm(dict, partial(_of_type, dict)),

@@ -176,13 +176,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
 
 
 def read_action(action: Action) -> Any:  # noqa: ANN401 (one of ``KINDS``)
-    """An action of an entry.
-
-    Raises:
-        UnknownActionError: It is of a name that this version does not know.
-        ValueError: It has other fields than this version knows, or of other types; ``LookupError`` and ``TypeError``
-            mean the same.
-    """
+    """An action of an entry; ``UnknownActionError`` when this version does not know its name."""
     fields = dict(action)
     do = fields.pop("do")
     if do not in KINDS:

@@ -67,11 +67,7 @@ class Handover:
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Handover:
-        """Undo ``encode``.
-
-        Raises:
-            OtherVersionError: It is whole, and of another form.
-        """
+        """Undo ``encode``."""
         document = open_text(data, where=where, versions=(FORMAT,))
         try:
             return cls(
@@ -119,11 +115,7 @@ def is_handed_over(store: Mapping[str, Any]) -> bool:
 
 
 def read_handover(objects: ObjectStore, prefix: str, store: Mapping[str, Any]) -> Handover | None:
-    """What the broker of a tier knew; None: it was not decommissioned.
-
-    Args:
-        store: ``TierState.store``.
-    """
+    """What the broker of a tier knew; None: it was not decommissioned."""
     if not is_handed_over(store):
         return None
     key = str(store[HANDOVER]["key"])

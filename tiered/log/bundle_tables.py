@@ -69,13 +69,7 @@ class Refused:
 def read_tables(
     store: ObjectStore, prefix: str, infos: Iterable[ObjectInfo], executor: Executor
 ) -> Iterator[Tabled | Refused]:
-    """What each of the bundles says of itself.
-
-    Args:
-        store: Where they lie (with retries).
-        infos: As listed; all of them have keys of bundles.
-        executor: Makes the requests; at most ``IN_FLIGHT_MAX`` are under way.
-    """
+    """What each of the bundles says of itself; at most ``IN_FLIGHT_MAX`` requests are under way."""
     flying: deque[Future[Tabled | Refused]] = deque()
     for info in infos:
         if len(flying) >= IN_FLIGHT_MAX:

@@ -146,11 +146,7 @@ def table_of(sections: Iterable[tuple[SectionRow, SectionPlace]], level: int = 0
 
 
 def bundle_row(bundle: Bundle, packed: bytes) -> list[Any]:
-    """A bundle as it stands in an entry.
-
-    Args:
-        packed: Its table, or one of those of its sections that are named.
-    """
+    """A bundle as it stands in an entry, with its table or that of those of its sections that are named."""
     table = base64.b64encode(packed).decode("ascii")
     return [bundle.key, bundle.size_bytes, bundle.level, table]
 
@@ -161,11 +157,7 @@ def some_of(table: SectionTable, numbers: Sequence[int]) -> bytes:
 
 
 def named_sections(row: Sequence[Any]) -> NamedSections:
-    """Undo ``bundle_row``.
-
-    Raises:
-        ValueError: It has another form; ``TypeError`` means the same.
-    """
+    """Undo ``bundle_row``."""
     *known, text = row
     bundle = as_row(Bundle).decode(known)
     try:
@@ -176,11 +168,7 @@ def named_sections(row: Sequence[Any]) -> NamedSections:
 
 
 def sections_of(bundle: Bundle, table: SectionTable) -> NamedSections:
-    """A bundle's sections as parts.
-
-    Raises:
-        ValueError: They contradict themselves.
-    """
+    """A bundle's sections as parts; a ``ValueError`` when they contradict themselves."""
     found = np.zeros(len(table), PART)
     for mine, theirs in PLAIN:
         values = table.rows[theirs]
@@ -209,11 +197,7 @@ def encode_numbers(numbers: Sequence[int]) -> str:
 
 
 def decode_numbers(text: str, count: int) -> npt.NDArray[np.uint32]:
-    """Undo ``encode_numbers``.
-
-    Raises:
-        ValueError: They are not so many; ``TypeError`` means the same.
-    """
+    """Undo ``encode_numbers``; a ``ValueError`` when they are not so many."""
     try:
         found = np.frombuffer(base64.b64decode(text, validate=True), "<u4")
     except binascii.Error as error:

@@ -93,11 +93,7 @@ def find_by_time(
     """Find the message that a store time means.
 
     Args:
-        time_ms: UTC.
-        boundary: What if it is not exact.
         low: Only messages from here on; also from the minimum on.
-        high: Only messages below; default: all.
-        where: Prefix of the broker, for messages.
 
     Returns:
         Its queue offset; None: all are earlier (``LOWER``), or later (``UPPER``), or there are none.

@@ -468,8 +468,6 @@ class QueueFiles:
         """Begin with none.
 
         Args:
-            local: Knows where the local queues begin and end.
-            start: Where a queue begins that the tier has never met.
             made: Told of each queue whose write side is made of what the tier has, before anybody sees it.
         """
         self._made = made

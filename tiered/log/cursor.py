@@ -222,7 +222,6 @@ class QueueCursor:
         """Stand on the history of an incarnation.
 
         Args:
-            tails: How many ends of its incarnation had been truncated before; see ``History``.
             journal: Is asked when an object is gone. Without it that is an ``ObjectNotFoundError``, for the caller to look
                 into.
         """
@@ -264,7 +263,6 @@ class QueueCursor:
         """Work where a queue offset lies, as last seen; when an object is gone, where it lies now.
 
         Args:
-            work: Does it; called again when an object is gone.
             refresh: Has the journal replayed; for who has a deadline. Default: in this thread, whatever time that takes.
 
         Raises:
@@ -298,13 +296,7 @@ class QueueCursor:
         *,
         refresh: Callable[[], object] | None = None,
     ) -> QueueOffset:
-        """A queue offset of the history by store time: what ``Boundary`` says of all that is left of it.
-
-        Args:
-            find: The message that is meant, among those of one place.
-            boundary: The first of what is found is meant, or the last.
-            refresh: As of ``again``.
-        """
+        """A queue offset of the history by store time: what ``Boundary`` says of all that is left of it."""
         offset, last = self.start, None
         while offset < self.end:
             place, found = self.again(

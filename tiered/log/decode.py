@@ -95,13 +95,7 @@ class PartItems:
 def decode_items(
     part: Part, start: QueueOffset, raw: bytes | memoryview, *, where: str
 ) -> PartItems:
-    """Items of a part's index.
-
-    Args:
-        start: Queue offset of the first.
-        raw: 20 bytes each.
-        where: Prefix of the broker, for messages.
-    """
+    """Items of a part's index, 20 bytes each, from queue offset ``start`` on."""
     items = np.frombuffer(raw, ITEM)
     offsets = items["log_offset"].astype(np.int64)
     sizes = items["size"].astype(np.int32)
@@ -115,16 +109,7 @@ def decode_items(
 def decode_records(
     queue: MessageQueue, part: Part, items: PartItems, data: Buffer, begin: int, *, where: str
 ) -> TierBatch:
-    """Records that items point at, each held against its item.
-
-    Args:
-        data: Bytes of the commit log that hold all the records.
-        begin: Log offset of the first byte of ``data``.
-        where: Prefix of the broker, for messages.
-
-    Raises:
-        DataError: An item points at something else than its record.
-    """
+    """Records that items point at, each held against its item; ``begin`` is the log offset at which ``data`` begins."""
     if len(items) and items.sizes.min() > 0:
         positions = items.log_offsets - begin
         offsets = np.arange(items.start, items.start + len(items))
@@ -169,10 +154,6 @@ class PartColumns:
 
 def decode_parts(placed: PlacedParts, data: Buffer) -> PartColumns | None:
     """Records of whole parts, each held against its item, in few large steps for all of them.
-
-    Args:
-        placed: The parts; at least one.
-        data: Holds their records and items; checked.
 
     Returns:
         What they say; None where anything is unusual, be it a hole, an inner batch or damage: then they are decoded one by
@@ -269,9 +250,7 @@ def fields_of(
     """Hold records against what an index says of them.
 
     Args:
-        queue: Whose they have to be: queue id and all bytes of the topic.
         positions: int64[n], where each begins in ``data``; n > 0.
-        sizes: int32[n], their sizes.
         offsets: int64[n], their queue offsets; of an inner batch any that it may hold.
     """
     ids, counts = np.int64(queue.queue_id), np.array([len(positions)])
@@ -296,11 +275,6 @@ def usual_fields(  # noqa: PLR0917 (as ``fields_of``)
     Args:
         topics: Of records that are neighbours; one may come again.
         counts: How many are of each.
-        queue_ids: Of each record, or of all.
-        data: As of ``fields_of``, as what follows.
-        positions: int64[n].
-        sizes: int32[n].
-        offsets: int64[n].
     """
     ends = positions + sizes
     in_place = sizes.min() >= RECORD_BYTES_MIN and positions.min() >= 0

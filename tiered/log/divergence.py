@@ -50,7 +50,6 @@ def first_difference(
 
     Args:
         high: One past the last that both have; above ``low``.
-        ends: Offsets that are cheap to compare, ascending; those outside ``[low, high)`` are ignored.
         same: Whether both have the same message at an offset; None when that cannot be told.
 
     Returns:
@@ -134,7 +133,6 @@ def plan_change(
     """What to say of a queue, by what both sides have.
 
     Args:
-        bounds: What the local store has of it; not empty.
         local_fingerprint: Of a local record; 0 when there is nothing to compare, ``HOLE`` when it cannot be read.
         read_items: Of the first items of a part: the bytes of the commit log that they need, and holes among them.
 
@@ -250,8 +248,6 @@ def plan_beginning(
     """What to say of a queue of whose present incarnation the tier has nothing that could be compared.
 
     Args:
-        incarnation: Its present incarnation, in which nothing is (left); None: the journal has not met it.
-        bounds: What the local store has of it; not empty.
         start: Where it would begin if the tier had never met it; what is missing from there on is a gap.
 
     Returns:

@@ -102,8 +102,6 @@ def plan_expiry(
     A store time in the future is not believed (``_stored_ms``).
 
     Args:
-        now_ms: The time against which ages are held.
-        ttl_ms: Time to live of a topic; None: for ever.
         objects_max: Give up what lies in so many bundles at most; whole segments.
         may_go: Asked of each segment in turn, with its queue and the number of its incarnation; the first that may not go,
         and

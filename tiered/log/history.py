@@ -23,7 +23,6 @@ from tiered.journal.replay import JournalReader
 from tiered.keys import DATA_ROOTS, entry_key, maker_of, parse_journal_key
 from tiered.log.bundles import named_sections
 from tiered.log.state import TierMachine
-from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -54,8 +53,7 @@ class NamedPart:
 def named_bundles(state: TierState) -> dict[str, Bundle]:
     """Every bundle that parts lie in, by its key below the prefix."""
     known: dict[int, Bundle] = {}  # by identity first: parts share their bundle nearly always
-    every = (incarnation for incarnations in state.queues.values() for incarnation in incarnations)
-    for parts in (parts for incarnation in every for parts in incarnation.tables()):
+    for parts in (parts for one in state.placed() for parts in one.incarnation.tables()):
         known.update(zip(map(id, parts.bundles), parts.bundles, strict=True))
     return {bundle.key: bundle for bundle in known.values()}
 
@@ -69,60 +67,39 @@ def named_objects(state: TierState) -> dict[str, int]:
 def parts_by_bundle(
     state: TierState, keys: Container[str] | None = None
 ) -> Iterator[tuple[Bundle, list[NamedPart]]]:
-    """The parts of each bundle, in the order of their keys; each bundle's as they lie in it.
-
-    Args:
-        keys: Of these bundles only; None: of all.
-    """
+    """The parts of each bundle, in the order of their keys; each bundle's as they lie in it."""
     wanted = {
         key: number
         for number, key in enumerate(sorted(named_bundles(state)))
         if keys is None or key in keys
     }
-    places = list(_places(state))
-    of_bundle, of_place, at = _columns(places, wanted)
+    places = [(one, segment) for one in state.placed() for segment in one.incarnation.segments]
+    of_bundle, of_place, at = _columns([segment for _, segment in places], wanted)
     order = np.lexsort((at, of_bundle))
     of_bundle, of_place, at = of_bundle[order], of_place[order], at[order]
     borders = np.flatnonzero(np.diff(of_bundle, prepend=-2, append=-2))
     for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
         rows = zip(of_place[begin:end].tolist(), at[begin:end].tolist(), strict=True)
-        found = [places[place].named(row) for place, row in rows]
+        found: list[NamedPart] = []
+        for place, row in rows:
+            one, segment = places[int(place)]
+            part = segment.parts[int(row)]
+            found.append(NamedPart(*one[:3], segment.base_offset, part, one.truncated))
         found.sort(key=lambda one: (one.part.section.start, one.part.items_at))
         yield found[0].part.bundle, found
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    queue: MessageQueue
-    number: int
-    incarnation: Incarnation
-    segment: Segment
-    truncated: bool
-
-    def named(self, row: int) -> NamedPart:
-        part = self.segment.parts[row]
-        base = self.segment.base_offset
-        return NamedPart(self.queue, self.number, self.incarnation, base, part, self.truncated)
-
-
-def _places(state: TierState) -> Iterator[_Place]:
-    for queue, incarnations in state.queues.items():
-        for number, incarnation in enumerate(incarnations):
-            for segment in incarnation.segments:
-                yield _Place(queue, number, incarnation, segment, is_tail(incarnations, number))
 
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _columns(places: list[_Place], wanted: dict[str, int]) -> Columns:
-    """For each part its bundle's number, its place's, and its row there."""
-    counts = np.array([len(place.segment.parts) for place in places], np.int64)
-    every = chain.from_iterable(place.segment.parts.bundles for place in places)
+def _columns(segments: list[Segment], wanted: dict[str, int]) -> Columns:
+    """For each part its bundle's number, its segment's, and its row there."""
+    counts = np.array([len(segment.parts) for segment in segments], np.int64)
+    every = chain.from_iterable(segment.parts.bundles for segment in segments)
     of_bundle = np.fromiter(
         (wanted.get(bundle.key, -1) for bundle in every), np.int64, int(counts.sum())
     )
-    of_place = np.repeat(np.arange(len(places)), counts)
+    of_place = np.repeat(np.arange(len(segments)), counts)
     at = np.arange(len(of_bundle)) - np.repeat(np.cumsum(counts) - counts, counts)
     is_wanted = of_bundle >= 0
     return of_bundle[is_wanted], of_place[is_wanted], at[is_wanted]
@@ -155,10 +132,6 @@ class TierHistory:
 
         Args:
             old_ms: What was written at this time of the store or before is older than the grace.
-
-        Raises:
-            DataError: The journal is damaged, or was trimmed while we read it.
-            InvalidError: It is of a newer version.
         """
         self._store = store
         self._prefix = prefix
@@ -212,11 +185,7 @@ class TierHistory:
         return self._names.union(*map(named_objects, bases))
 
     def follow(self) -> set[str]:
-        """Go on to the head; the keys that new entries name.
-
-        Raises:
-            DataError: An entry is damaged, or missing though later ones are there.
-        """
+        """Go on to the head; the keys that new entries name."""
         new: set[str] = set()
         awaited = 0
         while True:

@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 
 
 def index_action(made: Iterable[IndexObject], drop: Sequence[str] = ()) -> Action:
-    """The action that names index objects.
-
-    Args:
-        made: What is new, in the order in which it covers.
-        drop: Keys of index objects that are given up, before that.
-    """
+    """The action that names new index objects, in the order in which they cover, and gives up others before that."""
     return action_of(Indexed(tuple(made), tuple(drop)))
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -31,7 +32,6 @@ import numpy as np
 
 from tiered.errors import InvalidError
 from tiered.log.parts import PART, SPARSE_BYTES, Parts
-from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -135,11 +135,7 @@ def fingerprint(parts: Parts) -> int:
 def plan_merge(
     state: TierState, policy: MergePolicy, *, leave: Collection[str] = ()
 ) -> MergePlan | None:
-    """What is to be gathered next; None when nothing is due.
-
-    Args:
-        leave: Keys of bundles that are left as they are, since they are damaged.
-    """
+    """What is to be gathered next, but for what lies in damaged bundles (``leave``, keys); None when nothing is due."""
     used = bundles_used(state, leave)
     chosen, level = _full_level(state, used, policy)
     if not chosen:
@@ -154,9 +150,6 @@ def plan_erasure(
     """What is to be rewritten next so that nothing of some bundles is named any more; None when nothing of them is.
 
     What is named of them stays on its level, some bundles of one level at a time: nothing else is gathered on the way.
-
-    Args:
-        bundles: Keys of bundles that hold what was given up (``tiered.log.orphans``).
     """
     used = [use for use in bundles_used(state) if use.bundle.key in bundles]
     level = max(1, used[0].bundle.level) if used else 1  # (level 0: as committed)
@@ -185,14 +178,12 @@ class BundleUse:
 def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUse]:
     """Each bundle that is named, and how much of it, in the order of levels and of their keys' times."""
     found: dict[str, BundleUse] = {}
-    for incarnations in state.queues.values():
-        for incarnation in incarnations:
-            for parts in incarnation.tables():
-                for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
-                    use = found.get(bundle.key)
-                    if use is None:
-                        use = found[bundle.key] = BundleUse(bundle)
-                    use.named_bytes += size
+    for parts in (parts for one in state.placed() for parts in one.incarnation.tables()):
+        for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
+            use = found.get(bundle.key)
+            if use is None:
+                use = found[bundle.key] = BundleUse(bundle)
+            use.named_bytes += size
     kept = [use for key, use in found.items() if key not in leave]
     return sorted(kept, key=lambda use: (use.bundle.level, use.bundle.key.rpartition("/")[2]))
 
@@ -259,13 +250,11 @@ def _first(uses: list[BundleUse]) -> list[BundleUse]:
 
 
 def _runs(state: TierState, keys: Collection[str], policy: MergePolicy) -> Iterator[MergeRun]:
-    for queue in sorted(state.queues):
-        incarnations = state.queues[queue]
-        for number, incarnation in enumerate(incarnations):
-            if any(bundle.key in keys for bundle in incarnation.parts().bundles):
-                whose = _Whose(queue, number, incarnation.number, is_tail(incarnations, number))
-                for group in _groups(incarnation, policy):
-                    yield from _runs_of(whose, group, keys, policy)
+    for queue, position, incarnation, truncated in sorted(state.placed(), key=itemgetter(0, 1)):
+        if any(bundle.key in keys for bundle in incarnation.parts().bundles):
+            whose = _Whose(queue, position, incarnation.number, truncated)
+            for group in _groups(incarnation, policy):
+                yield from _runs_of(whose, group, keys, policy)
 
 
 def _groups(incarnation: Incarnation, policy: MergePolicy) -> Iterator[list[Segment]]:
@@ -384,8 +373,6 @@ def replace_run(
     Args:
         segment: Base log offset of the segment that it is to lie in.
         was: ``fingerprint`` of the run.
-        with_open: It may touch a segment that is not sealed.
-        compacts: Messages may have become holes.
     """
     for at, first in enumerate(incarnation.segments):
         if first.base_offset != segment or first.parts.queue_end <= part.queue_offset:

@@ -76,7 +76,6 @@ def messages_json(
 
     Args:
         log_offset: Of its first byte in the tiered commit log; None when it is not from a tier.
-        wanted: As in ``items``.
     """
     return _formed(message_json, records, log_offset, raw_body, wanted)
 

@@ -9,8 +9,10 @@ Rules, all of which must hold for a data object:
     * it was written longer ago than the grace, by the store's own time.
 
 Quarantined records go when their queue offset has expired; entries and checkpoints when the journal is trimmed behind them
-(``tiered.journal.checkpoint``); probe objects, left by a crash in the middle of a probe, by their age alone; records of the
-ledger when they are older than ``LEDGER_KEPT_MS``, too. What this program does not know is never deleted, only named.
+(``tiered.journal.checkpoint``); so do second copies of checkpoints, but for the newest two: where copying has failed since,
+these may be older than what is left of the journal. Probe objects, left by a crash in the middle of a probe, go by their age
+alone; records of the ledger when they are older than ``LEDGER_KEPT_MS``, too. What this program does not know is never
+deleted, only named.
 
 When anything is missing or strange (``OrphanPlan.refusals``) nothing at all is to be deleted.
 """
@@ -26,11 +28,10 @@ import numpy as np
 
 from tiered import keys
 from tiered.format.bundle import FOOTER_BYTES, SECTION_ROW, SectionTable, pack_table
-from tiered.journal.checkpoint import is_trimmed
+from tiered.journal.checkpoint import CHECKPOINTS_KEPT, is_trimmed
 from tiered.log.bundles import PLAIN
 from tiered.log.history import named_objects
 from tiered.log.parts import PART
-from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -117,13 +118,7 @@ class KnownObjects:
 def plan_orphans(
     listed: Iterable[ObjectInfo], probes: Iterable[ObjectInfo], known: KnownObjects, *, limit: int
 ) -> OrphanPlan:
-    """Decide on every object.
-
-    Args:
-        listed: All that lies below the broker's prefix.
-        probes: All whose key begins with ``probe-``, beside the brokers.
-        limit: Delete at most so many.
-    """
+    """Decide on every object."""
     planner = _OrphanPlanner(known)
     previous = ""
     for info in listed:
@@ -142,6 +137,7 @@ class _OrphanPlanner:
         self._known = known
         self._named = named_objects(known.state)
         self._seen: set[str] = set()
+        self._mirrors: list[tuple[int, ObjectInfo]] = []
         self.plan = OrphanPlan()
 
     def look(self, info: ObjectInfo) -> None:
@@ -160,6 +156,8 @@ class _OrphanPlanner:
         elif journal:
             if is_trimmed(journal[0], self._known.bound):
                 self.take_if_old(info, "checkpoint" if journal[1] else "entry")
+        elif mirror := keys.parse_journal_key(self._known.prefix + keys.MIRROR, info.key):
+            self._mirrors.append((mirror[0], info))
         elif key.startswith(_OTHERS):
             is_over = 0 <= info.modified_ms <= self._known.now_ms - LEDGER_KEPT_MS
             if is_over and _RECORD.fullmatch(key.removeprefix(keys.LEDGER)):
@@ -173,6 +171,9 @@ class _OrphanPlanner:
         """The plan, once everything was looked at."""
         plan = self.plan
         plan.missing = self._named.keys() - self._seen
+        for number, info in sorted(self._mirrors)[:-CHECKPOINTS_KEPT]:
+            if is_trimmed(number, self._known.bound):
+                self.take_if_old(info, "checkpoint")
         plan.deletions.sort(key=lambda one: (KINDS.index(one.kind), one.key))
         plan.left.over_limit = max(0, len(plan.deletions) - limit)
         del plan.deletions[limit:]
@@ -298,9 +299,8 @@ class _Columns:
 
     def __init__(self, state: TierState) -> None:
         places = [
-            (queue, incarnation.number, segment, is_tail(incarnations, number))
-            for queue, incarnations in state.queues.items()
-            for number, incarnation in enumerate(incarnations)
+            (queue, incarnation.number, segment, truncated)
+            for queue, _, incarnation, truncated in state.placed()
             for segment in incarnation.segments
         ]
         segments = [segment for _, _, segment, _ in places]

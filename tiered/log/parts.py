@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, overload
 
 import numpy as np
@@ -254,14 +254,7 @@ class Parts(Sequence[Part]):
         start: int = 0,
         end: int | None = None,
     ) -> None:
-        """Look at rows that nobody writes to.
-
-        Args:
-            rows: ``PART``, one a part; or rows that others look at, too.
-            bundles: Of each; nothing if others know.
-            start: The first that is looked at.
-            end: One past the last; None: all.
-        """
+        """Look at rows that nobody writes to."""
         self._shared = rows if isinstance(rows, _Rows) else _Rows(rows, list(bundles))
         self._start = start
         self._end = len(self._shared.bundles) if end is None else end
@@ -580,6 +573,15 @@ class Incarnation:
         )
 
 
+class Placed(NamedTuple):
+    """An incarnation, and where a state has it."""
+
+    queue: MessageQueue
+    position: int  # among the queue's incarnations
+    incarnation: Incarnation
+    truncated: bool  # it is what the broker truncated, and the next one went on without it
+
+
 @dataclass(frozen=True, slots=True)
 class Cover:
     """Queue offsets ``[start, end)`` of one incarnation of a queue."""
@@ -632,6 +634,13 @@ class TierState:
         incarnations = self.queues.get(queue)
         return incarnations[-1] if incarnations else None
 
+    def placed(self) -> Iterator[Placed]:
+        """Every incarnation of every queue, in order."""
+        for queue, incarnations in self.queues.items():
+            for position, (one, behind) in enumerate(zip_longest(incarnations, incarnations[1:])):
+                truncated = behind is not None and behind.number == one.number
+                yield Placed(queue, position, one, truncated)
+
 
 def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:  # noqa: ANN401 (JSON values)
     """An action of one queue."""
@@ -676,11 +685,7 @@ def encode_columns(parts: Iterable[Parts]) -> Any:  # noqa: ANN401 (JSON values)
 
 
 def decode_columns(document: Any) -> Parts:  # noqa: ANN401 (JSON values)
-    """Undo ``encode_columns``: all rows, one behind the other.
-
-    Raises:
-        ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
-    """
+    """Undo ``encode_columns``: all rows, one behind the other."""
     said = as_object(StoredColumns).decode(document)
     count, columns = said.count, said.columns
     if not 0 <= count <= PARTS_MAX:
@@ -698,11 +703,7 @@ def decode_columns(document: Any) -> Parts:  # noqa: ANN401 (JSON values)
 
 
 def check_rows(rows: npt.NDArray[np.void]) -> None:
-    """Check that offsets and times are within what can be reckoned with, and that no part is empty or leaves its section.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Refuse (``ValueError``) times and offsets out of bounds, and parts that are empty or leave their section."""
     for name in ("start", "log_offset", "queue_offset", "log_gone"):
         if len(rows) and not 0 <= rows[name].min() <= rows[name].max() < INT_MAX:
             raise ValueError(f"{name} of a part is out of range")
@@ -751,11 +752,7 @@ def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any
 
 
 def incarnation_form(take: Callable[[int], Parts]) -> JsonForm[Incarnation]:
-    """Of an incarnation as a row, with how many parts each segment has; the parts stand by themselves, in this order.
-
-    Args:
-        take: Gives the next parts.
-    """
+    """Of an incarnation as a row, with how many parts each segment has; the parts stand by themselves, in this order."""
     return as_row(Incarnation, segments=JsonForm(_segment_rows, partial(_segments_of, take)))
 
 

@@ -81,7 +81,6 @@ class TierReader:
         Raises:
             DataError: The journal is damaged or lost; or it tells another history than it did: a checkpoint of a tier that
                 was begun anew is beyond what we knew, and what readers hold means nothing there.
-            InvalidError: It is of a newer version.
         """
         # One at a time: the journal's state changes step by step, and two would each apply the same entries.
         with self._replaying:
@@ -116,9 +115,6 @@ class TierReader:
     ) -> QueueCursor:
         """A cursor on the history that an incarnation of a queue (default: the present one) has now.
 
-        Args:
-            state: What the journal said at another time.
-
         Raises:
             InvalidError: The tier has no such queue.
         """
@@ -140,11 +136,7 @@ class TierReader:
         return QueueCursor(queue, view, tails=tails, journal=self)
 
     def queue(self, queue: MessageQueue, incarnation: int | None = None) -> QueueReader:
-        """A reader of one history of a queue; see ``cursor``.
-
-        Raises:
-            InvalidError: The tier has no such queue.
-        """
+        """A reader of one history of a queue; see ``cursor``."""
         return QueueReader(self.store, self.prefix, self.cursor(queue, incarnation))
 
     def incarnations(self, queue: MessageQueue) -> list[QueueReader]:
@@ -158,7 +150,6 @@ class QueueReader:
     """Reads one history of a queue as of one state."""
 
     def __init__(self, store: ObjectStore, prefix: str, cursor: QueueCursor) -> None:
-        """Read nothing yet."""
         self._store = store
         self._prefix = prefix
         self.cursor = cursor  # on that history
@@ -187,7 +178,6 @@ class QueueReader:
 
         Args:
             start: First queue offset wanted; below the minimum, reading begins at the minimum.
-            bytes_max: Bytes of records at most, but for the first.
             count_max: Items at most (> 0). May divide an inner batch, ``bytes_max`` does not.
 
         Returns:
@@ -264,14 +254,7 @@ class QueueReader:
         return QueueOffset(begin + int(later[0])) if len(later) else end
 
     def salvage(self, start: QueueOffset, *, count_max: int = 1 << 31) -> Salvaged | None:
-        """What is sound from ``start`` to the end of its part, for who met damage there; None: no part holds ``start``.
-
-        Args:
-            count_max: Items at most (> 0).
-
-        Raises:
-            ExpiredError: It has expired since this reader saw the journal.
-        """
+        """What is sound from ``start`` to the end of its part, for who met damage there; None: no part holds ``start``."""
         try:
             return self.cursor.again(start, lambda place: self._salvage(place, start, count_max))
         except (DataError, ObjectNotFoundError) as error:  # its object is gone
@@ -339,7 +322,6 @@ class QueueReader:
         """What is sound of a range, in order: where reading fails the rest of the part is salvaged, and it goes on behind.
 
         Args:
-            end: One past the last.
             lost: Told what was salvaged, before anything of it or behind it comes out.
             read: All from a queue offset to the end, by another reader of the same history; None: by this one.
             damage: What ends no reading; with ``DAMAGED_OR_GONE`` an object that one incarnation (``of_incarnation``) names

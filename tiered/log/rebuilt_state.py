@@ -87,9 +87,8 @@ class RebuiltState:
 
     def parts(self) -> Iterator[Part]:
         """All parts that it names."""
-        for incarnations in self.state.queues.values():
-            for incarnation in incarnations:
-                yield from incarnation.parts()
+        for one in self.state.placed():
+            yield from one.incarnation.parts()
 
 
 def propose(
@@ -105,11 +104,7 @@ def propose(
     """Make the state that the bundles allow.
 
     Args:
-        tabled: Every bundle whose table, or some of whose sections, could be read.
         known: What the readable beginning of the journal says; the initial state when nothing of it is readable.
-        quarantined: Offsets in quarantine, by queue and incarnation.
-        read: See ``choose``.
-        epochs: Of other objects that writers have made.
         behind: Whole entries behind the readable beginning, in order.
     """
     candidates, present = Candidates(tabled), Present(tabled, sizes)
@@ -118,11 +113,7 @@ def propose(
     made = [one.said.object_id.epoch for one in tabled]
     rebuilt = RebuiltState(replace(known, epoch=max([known.epoch, *epochs, *made])))
     queues: dict[MessageQueue, list[Incarnation]] = defaultdict(list)
-    incarnations = {
-        (queue, incarnation.number)
-        for queue, all_of in known.queues.items()
-        for incarnation in all_of
-    }
+    incarnations = {(one.queue, one.incarnation.number) for one in known.placed()}
     for queue, number in sorted(candidates.incarnations() | incarnations):
         key = (queue, number)
         some = [
@@ -164,12 +155,10 @@ def _tails(
     tails: dict[IncarnationKey, list[Incarnation]] = defaultdict(list)
     mine: set[tuple[str, int]] = set()
     others: set[tuple[str, int]] = set()
-    for queue, incarnations in known.queues.items():
-        for number, incarnation in enumerate(incarnations):
-            is_over = is_tail(incarnations, number)
-            (mine if is_over else others).update(map(_section, incarnation.parts()))
-            if is_over and all(map(present.has, incarnation.parts())):
-                tails[queue, incarnation.number].append(incarnation)
+    for queue, _, incarnation, is_over in known.placed():
+        (mine if is_over else others).update(map(_section, incarnation.parts()))
+        if is_over and all(map(present.has, incarnation.parts())):
+            tails[queue, incarnation.number].append(incarnation)
     return tails, mine - others
 
 
@@ -311,7 +300,6 @@ def choose(
     """The newest that do not overlap, in the order of their queue offsets.
 
     Args:
-        known: What the readable beginning of the journal says.
         read: Reads items and records, where a part has to be cut or two histories told apart; asked for nothing else.
     """
     able = [one for one in candidates if _may_be_history(one, queue, incarnation, known)]
@@ -753,11 +741,7 @@ def build_incarnation(
     number: int,
     known: KnownIncarnation | None,
 ) -> BuiltIncarnation:
-    """Make an incarnation.
-
-    Args:
-        chain: Its parts, in order, none overlapping another.
-    """
+    """Make an incarnation of its parts, in order, none overlapping another."""
     built = BuiltIncarnation()
     name = f"{queue} incarnation {number}"
     if not chain and (known is None or not known.incarnation.parts()):

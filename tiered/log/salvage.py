@@ -102,11 +102,7 @@ class OpenSectionBytes:
 
 
 def open_damaged(view: memoryview, place: SectionPlace, *, where: str) -> OpenSectionBytes:
-    """Open a section that fails its checksum.
-
-    Raises:
-        DataError: Its block table fails as well, so nothing of it is proven.
-    """
+    """Open a section that fails its checksum; a ``DataError`` when its block table fails, too, so that nothing is proven."""
     blocks = SectionBlocks.parse(view[place.table_at :], place, where=where)
     faults = list(blocks.faults(view[: place.table_at]))
     blows = tuple(Blow.of(place, blocks, low, high) for low, high in faults)
@@ -156,11 +152,7 @@ def salvage(
     start: QueueOffset,
     end: QueueOffset,
 ) -> Salvaged:
-    """What is sound of a part, or of some of it.
-
-    Args:
-        start: First queue offset wanted; within the part.
-        end: One past the last; not behind the part's end.
+    """What is sound of ``[start, end)`` of a part.
 
     Raises:
         ObjectNotFoundError: Its bundle is gone: for the caller to look into, who knows whether it was replaced.

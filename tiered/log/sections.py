@@ -25,6 +25,7 @@ from tiered.format.bundle import (
     check_section,
     dense_items,
 )
+from tiered.log.ranges import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,9 +90,6 @@ class SectionPlan:
     ) -> tuple[list[memoryview], OpenSection | None]:
         """The ranges wanted, from what was read.
 
-        Args:
-            chunks: The bytes of ``ranges``.
-
         Returns:
             The bytes of each range, and what further ranges of the section can be read by, where that is known now.
         """
@@ -136,9 +134,6 @@ def plan_ranges(
     """Plan to read ranges of one section.
 
     Args:
-        wants: All of one section; at least one, none empty.
-        where: Prefix of the broker, for messages.
-        known: Of the section, if the caller has it.
         is_whole: Whether it is read whole; None: what costs less.
     """
     place = wants[0].place
@@ -161,7 +156,9 @@ def plan_ranges(
     low = [_stored(want, known) for want in wants]
     if known is None:
         low.append((place.table_at, place.size_bytes))
-    return SectionPlan(tuple(wants), _united(low, place.start), known=known)
+    start = place.start
+    ranges = tuple(ByteRange(start + first, start + end) for first, end in joined(tuple(low)))
+    return SectionPlan(tuple(wants), ranges, known=known)
 
 
 def _is_cheaper_whole(wants: Sequence[SectionRange], known: OpenSection | None) -> bool:
@@ -204,17 +201,6 @@ def _item_blocks(want: SectionRange) -> tuple[int, int]:
         return place.items_at, place.table_at
     low = place.items_at + want.start // BLOCK_BYTES * BLOCK_BYTES
     return low, min(place.items_at + -(-want.end // BLOCK_BYTES) * BLOCK_BYTES, place.table_at)
-
-
-def _united(ranges: Sequence[tuple[int, int]], start: int) -> tuple[ByteRange, ...]:
-    """In order, those that touch as one; positions in the bundle."""
-    found: list[list[int]] = []
-    for low, high in sorted(ranges):
-        if found and low <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], high)
-        else:
-            found.append([low, high])
-    return tuple(ByteRange(start + low, start + high) for low, high in found)
 
 
 def _checked(want: SectionRange, known: OpenSection, held: _Held, where: str) -> memoryview:
@@ -288,19 +274,7 @@ def read_planned(
     known: OpenSection | None = None,
     is_whole: bool | None = None,
 ) -> tuple[list[memoryview], OpenSection | None]:
-    """Read and check as planned: with one request, or two where a block table has to come first.
-
-    Args:
-        wants: Ranges of one section, none empty.
-        known: Of the section, if the caller has it.
-        is_whole: See ``plan_ranges``.
-
-    Returns:
-        As ``SectionPlan.check``.
-
-    Raises:
-        DataError: As of ``plan_ranges`` and ``SectionPlan.check``.
-    """
+    """Read and check as planned: with one request, or two where a block table has to come first."""
     plan = plan_ranges(wants, where=where, known=known, is_whole=is_whole)
     key = where + wants[0].key
     if plan.is_first:
@@ -317,7 +291,6 @@ def read_ranges(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) 
 
     Raises:
         DataError: The bundle is damaged there; nothing of it is returned.
-        BackendError: It could not be read (``ObjectNotFoundError``: it is gone).
     """
     some = [want for want in wants if want.size_bytes]
     found = iter(_read(store, prefix, some) if some else ())

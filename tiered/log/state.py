@@ -112,13 +112,7 @@ class TierMachine:
         return state.history
 
     def apply(self, state: TierState, entry: Entry) -> TierState:
-        """One step of history.
-
-        Raises:
-            UnknownActionError: An action of another version.
-            ValueError: One that no writer of this version can have made; ``LookupError``, ``TypeError`` and
-                ``AttributeError`` mean the same.
-        """
+        """One step of history; see ``tiered.journal.replay.Machine``."""
         work = _Work(state, dict(state.queues), entry)
         said = [*map(read_action, entry.actions)]
         for one in said:
@@ -132,11 +126,8 @@ class TierMachine:
         return {**self._dump_without_queues(state), "queues": [*_queue_rows(state)]}
 
     def _dump_without_queues(self, state: TierState) -> dict[str, Any]:
-        incarnations = [
-            incarnation for incarnations in state.queues.values() for incarnation in incarnations
-        ]
         parts = encode_columns(
-            parts for incarnation in incarnations for parts in incarnation.tables()
+            parts for one in state.placed() for parts in one.incarnation.tables()
         )
         return {**_form().encode(state), "parts": parts}
 
@@ -150,11 +141,7 @@ class TierMachine:
         yield b"}"
 
     def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
-        """Undo ``dump``.
-
-        Raises:
-            ValueError: It is not a dump; ``LookupError`` and ``TypeError`` mean the same.
-        """
+        """Undo ``dump``."""
         return _state_of(sorted(dict(document).items()))
 
     def load_text(self, text: str) -> TierState:
@@ -214,11 +201,7 @@ class _Taker:
 
 
 def require_known(entry: Entry, where: str) -> None:
-    """Refuse an entry that says what this version does not understand, when it cannot be replayed.
-
-    Raises:
-        OtherVersionError: It is another version's.
-    """
+    """Refuse an entry that says what this version does not understand, when it cannot be replayed."""
     try:
         for one in map(read_action, entry.actions):
             list(map(named_sections, getattr(one, "bundles", ())))

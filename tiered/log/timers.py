@@ -262,7 +262,8 @@ def after_take(facts: TimerFacts, said: TimerTake, bounds: Bounds) -> TimerFacts
             return None
         sources[one.source] = known.with_taken(one.low, one.high, one.due_from)
     for hour, (due_min, due_max, marks) in said.hours.items():
-        old = hours.get(hour) or _fresh(bounds(hour)[0], due_min, due_max)
+        begin = bounds(hour)[0]  # met for the first time, or again when all of it was handed over
+        old = hours.get(hour) or TimerHour(due_min, due_max, done=begin, end=begin)
         low, high = min(old.due_min_ms, due_min), max(old.due_max_ms, due_max)
         hours[hour] = replace(old, due_min_ms=low, due_max_ms=high, marks=old.marks + marks)
     return replace(facts, sources=sources, hours=hours)
@@ -273,11 +274,6 @@ def after_run(facts: TimerFacts, said: TimerRunBegins, _bounds: Bounds) -> Timer
     if said.run != facts.run.number + 1:
         return None
     return replace(facts, run=TimerRun(said.run, said.holder, facts.run.target))
-
-
-def _fresh(low: int, due_min: int, due_max: int) -> TimerHour:
-    """Of an hour that is met for the first time, or again when all of it had been handed over and given up."""
-    return TimerHour(due_min, due_max, done=low, end=low)
 
 
 def after_handed(facts: TimerFacts, said: TimerHanded, bounds: Bounds) -> TimerFacts | None:
@@ -316,21 +312,13 @@ class FactsCopy:
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        """Touch nothing yet."""
         self._store, self._key = store, prefix + FACTS
         self._version: Version | None = None
         self._known: list[TimerHour] = []
         self._texts: list[bytes] = []
 
     def keep(self, facts: TimerFacts, number: int) -> None:
-        """Write it, unless there is a newer one.
-
-        Args:
-            facts: As of the journal's entry ``number``.
-
-        Raises:
-            OtherVersionError: What is there is of another version; it stays.
-        """
+        """Write it, as of the journal's entry ``number``, unless there is a newer one; another version's stays."""
         text = self._text(facts, number)
         for _ in range(_TRIES):
             if self._version is None:
@@ -361,11 +349,7 @@ class FactsCopy:
 
 
 def kept_facts(store: ObjectStore, prefix: str) -> tuple[TimerFacts, int] | None:
-    """What the copy says, and of which journal entry; None: there is none, or it is damaged.
-
-    Raises:
-        OtherVersionError: It is whole, and of another form.
-    """
+    """What the copy says, and of which journal entry; None: there is none, or it is damaged."""
     return _kept(store, prefix + FACTS)[0]
 
 

@@ -31,9 +31,6 @@ def cut(
 ) -> tuple[Incarnation, Incarnation] | None:
     """Divide an incarnation.
 
-    Args:
-        entry: Number of the journal entry that says so.
-
     Returns:
         The tail ``[end, was)``, ended, and the incarnation ``[min, end)``; None when it does not fit.
     """
@@ -60,7 +57,8 @@ def cut(
     if not is_head_used:
         return None
     gaps_kept, gaps_gone = _cut_gaps(incarnation.gaps, end)
-    log_end = kept[-1].parts.log_end if kept else _log_start(incarnation)
+    begins = incarnation.segments[0].base_offset if incarnation.segments else incarnation.log_end
+    log_end = kept[-1].parts.log_end if kept else begins
     tail = replace(
         incarnation,
         min_offset=end,
@@ -143,7 +141,3 @@ def _cut_gaps(gaps: Sequence[Gap], end: QueueOffset) -> tuple[tuple[Gap, ...], t
     kept = tuple(replace(gap, end=min(gap.end, end)) for gap in gaps if gap.start < end)
     gone = tuple(replace(gap, start=max(gap.start, end)) for gap in gaps if gap.end > end)
     return kept, gone
-
-
-def _log_start(incarnation: Incarnation) -> LogOffset:
-    return incarnation.segments[0].base_offset if incarnation.segments else incarnation.log_end

@@ -48,7 +48,6 @@ from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.rebuilt_state import REBUILT_STRIDE
 from tiered.log.state import Gap, TierMachine
 from tiered.log.timers import FACTS, kept_facts
-from tiered.log.truncation import is_tail
 from tiered.log.verify_objects import (
     BundleCheck,
     IndexCheck,
@@ -82,11 +81,7 @@ IN_FLIGHT_MAX = 4
 
 
 def require_same_id(state: TierState, local: LocalStore) -> None:
-    """Refuse to hold a tier against another store than its own: what only one of them has would be no difference.
-
-    Raises:
-        InvalidError: Both tell which store they are of, and it is not the same.
-    """
+    """Refuse to hold a tier against another store than its own: what only one of them has would be no difference."""
     known, mine = state.store.get("store_id"), local.identity.store_id
     if known and mine and known != mine:
         raise InvalidError(
@@ -113,8 +108,6 @@ def verify_tier(
     """Check a tier. Whatever is damaged is in the report, and ends nothing.
 
     Args:
-        store: The tier's store (with retries).
-        prefix: Of the broker, ending in a slash (``Place.prefix``).
         deep: Read and check every object; else only journal, listing and state.
         local: Also compare with this local store, message by message (``refresh`` is called).
         executor: Runs the steps of a deep run and of a comparison; None: they run here, one after another.
@@ -123,7 +116,6 @@ def verify_tier(
 
     Raises:
         JournalLostError: The journal is gone, or has lost its end (other damage is not an error here).
-        TieredStoreError: The journal is of a newer version, or the local store is another, or cannot be read at all.
     """
     run = _VerifyRun(store, prefix)
     steps = run.journal_and_listing(deep=deep)
@@ -169,6 +161,7 @@ class _VerifyRun:
         if not deep:
             return []
         self.take(check_journal(self._store, self._prefix, listing.entries, listing.checkpoints))
+        self.take(check_mirrors(self._store, self._prefix, listing.mirrors))
         return [
             *self._bundle_steps(state, listing.missing),
             *self._index_steps(state, listing.missing),
@@ -236,25 +229,19 @@ class _VerifyRun:
         recorded.unindexed_messages = unindexed_messages(state)
         named = named_objects(state)
         report.named_objects, report.named_bytes = len(named), sum(named.values())
-        for incarnations in state.queues.values():
-            tails = [
-                incarnation
-                for number, incarnation in enumerate(incarnations)
-                if is_tail(incarnations, number)
-            ]
-            recorded.ended_incarnations += len(incarnations) - 1 - len(tails)
-            recorded.truncated += len(tails)
-            recorded.truncated_messages += sum(
-                incarnation.commit_offset - incarnation.min_offset for incarnation in tails
-            )
-            for incarnation in incarnations:
-                recorded.gaps += len(incarnation.gaps)
-                recorded.gap_messages += sum(gap.end - gap.start for gap in incarnation.gaps)
-                parts = incarnation.parts()
-                holes = int(parts.column("holes").sum())
-                report.parts += len(parts)
-                report.messages += int(parts.column("count").sum()) - holes
-                recorded.holes += holes
+        for queue, _, incarnation, truncated in state.placed():
+            if truncated:
+                recorded.truncated += 1
+                recorded.truncated_messages += incarnation.commit_offset - incarnation.min_offset
+            elif incarnation is not state.queues[queue][-1]:
+                recorded.ended_incarnations += 1
+            recorded.gaps += len(incarnation.gaps)
+            recorded.gap_messages += sum(gap.end - gap.start for gap in incarnation.gaps)
+            parts = incarnation.parts()
+            holes = int(parts.column("holes").sum())
+            report.parts += len(parts)
+            report.messages += int(parts.column("count").sum()) - holes
+            recorded.holes += holes
 
     def _bundle_steps(self, state: TierState, missing: set[str]) -> Iterator[_Step]:
         for bundle, named in parts_by_bundle(state):
@@ -325,6 +312,8 @@ class ObjectListing:
     checkpoints: list[int] = field(default_factory=list)  # numbers of checkpoints
     has_lease: bool = False  # there is a lease
     has_facts: bool = False  # there is a copy of what is known of timers
+    mirrors: list[int] = field(default_factory=list)
+    """Numbers of checkpoints of which there is a second copy."""
     mounts: list[str] = field(default_factory=list)
     """Entries in which mounts keep the offsets of groups."""
     unknown: list[str] = field(default_factory=list)
@@ -373,6 +362,8 @@ def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None
         found.has_lease = True
     elif key == FACTS:
         found.has_facts = True
+    elif mirror := keys.parse_journal_key(keys.MIRROR, key):
+        found.mirrors.append(mirror[0])
     elif key.startswith(keys.MOUNT) and _MOUNT_ENTRY.search(key):
         found.mounts.append(key)
     elif not key.startswith(_OTHERS):
@@ -382,11 +373,7 @@ def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None
 def record_listing(
     found: ObjectListing, named: AbstractSet[str], epoch: int, report: VerifyReport
 ) -> None:
-    """Count what is not a failure, and name what the journal has never heard of.
-
-    Args:
-        epoch: The epoch; its writer may be about to name what it has made.
-    """
+    """Count what is not a failure, and name what the journal has never heard of."""
     recorded = report.recorded
     for key, size in found.unnamed.items():
         made = keys.maker_of(key)
@@ -598,6 +585,20 @@ def check_meta(store: ObjectStore, prefix: str, state: TierState, *, has_facts: 
     return found
 
 
+def check_mirrors(store: ObjectStore, prefix: str, numbers: Iterable[int]) -> Finding:
+    """Whether second copies of checkpoints can be read; one that is gone meanwhile was trimmed."""
+    found, reader = Finding(), JournalReader(store, prefix + keys.MIRROR, TierMachine())
+    for number in numbers:
+        key = checkpoint_key(prefix + keys.MIRROR, number)
+        try:
+            found.object_count += reader.read_checkpoint(number) is not None
+        except OtherVersionError as error:
+            found.problem(OTHER_VERSION, key, str(error))
+        except DataError:
+            found.problem("meta", key, f"it cannot be read; {_LOST_MIRROR}")
+    return found
+
+
 def check_mount_entry(store: ObjectStore, prefix: str, key: str) -> Finding:
     """Whether an entry can be read in which a mount keeps the offsets of groups; one that is gone meanwhile was trimmed."""
     found = Finding()
@@ -614,6 +615,7 @@ def check_mount_entry(store: ObjectStore, prefix: str, key: str) -> Finding:
 
 _MOUNT_ENTRY = re.compile(rf"/{JOURNAL}\d+$")
 _LOST_HANDOVER = "topics, groups and offsets of the broker that is gone are in it alone: bring it back from a copy"
+_LOST_MIRROR = "a journal that is lost is rebuilt without it, from an older one; the next checkpoint has its own"
 _LOST_FACTS = "a rebuilt journal forgets without it what was handed over; the next import, run or cancel writes it anew"
 
 

@@ -138,11 +138,7 @@ class BundleCheck:
 def check_bundle(
     data: memoryview, key: str, bundle: Bundle, named: Sequence[NamedPart], found: Finding
 ) -> None:
-    """Check a bundle's bytes.
-
-    Args:
-        named: The parts that lie in it, as they lie.
-    """
+    """Check a bundle's bytes."""
     if len(data) != bundle.size_bytes:
         found.problem("size", key, f"{len(data)} bytes; the journal says {bundle.size_bytes}")
     _check_table(data, key, bundle, named, found)
@@ -399,7 +395,6 @@ class IndexCheck:
     """The check of one object. Holds it in memory."""
 
     def __init__(self, store: ObjectStore, prefix: str, index: IndexObject) -> None:
-        """Prepare it."""
         self._store = store
         self._prefix = prefix
         self._index = index
@@ -453,16 +448,15 @@ def check_indexes(state: TierState) -> Iterator[Problem]:
         for cover in index.covers:
             mine = covered.get((cover.queue, cover.incarnation), ())
             covered[cover.queue, cover.incarnation] = joined((*mine, (cover.start, cover.end)))
-    for queue, incarnations in state.queues.items():
-        for incarnation in incarnations:
-            left = clipped(incarnation.indexed, incarnation.min_offset, INT_MAX)
-            for start, end in covered.get((queue, incarnation.number), ()):
-                left = without(left, start, end)
-            where = f"{queue} incarnation {incarnation.number}"
-            for start, end in left:
-                yield Problem("state", where, f"no index object covers [{start}, {end})")
-            if incarnation.indexed and incarnation.indexed[-1][1] > incarnation.commit_offset:
-                yield Problem("state", where, "more is indexed than committed")
+    for queue, _, incarnation, _ in state.placed():
+        left = clipped(incarnation.indexed, incarnation.min_offset, INT_MAX)
+        for start, end in covered.get((queue, incarnation.number), ()):
+            left = without(left, start, end)
+        where = f"{queue} incarnation {incarnation.number}"
+        for start, end in left:
+            yield Problem("state", where, f"no index object covers [{start}, {end})")
+        if incarnation.indexed and incarnation.indexed[-1][1] > incarnation.commit_offset:
+            yield Problem("state", where, "more is indexed than committed")
 
 
 def unindexed_messages(state: TierState) -> int:

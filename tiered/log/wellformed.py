@@ -13,11 +13,7 @@ _INT_SET = {int}
 
 
 def check_ints(values: Iterable[Any], what: str) -> None:
-    """Check that all are whole numbers from -1 to ``INT_MAX``.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Refuse (``ValueError``) what is not whole numbers from -1 to ``INT_MAX``."""
     found = tuple(values)
     if not found:
         return
@@ -26,11 +22,7 @@ def check_ints(values: Iterable[Any], what: str) -> None:
 
 
 def check_texts(values: Iterable[Any], what: str) -> None:
-    """Check that all are texts.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Refuse (``ValueError``) what is not texts."""
     for value in values:
         if type(value) is not str:
             raise ValueError(f"{what} is {value!r:.80}")

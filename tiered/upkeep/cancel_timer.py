@@ -33,9 +33,6 @@ _LOG = logging.getLogger("tiered.timer")
 def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
     """Cancel all pending messages with a unique id. All hours are read until none is left.
 
-    Args:
-        msg_id: Property ``UNIQ_KEY``.
-
     Returns:
         ``hour_ms``, ``due_timestamp_ms`` and ``queue_offset`` of each.
 
@@ -83,13 +80,9 @@ def _absent(at: Workplace, msg_id: str, damaged: Damaged) -> InvalidError | Data
 
 def _with_id(reader: TimerReader, msg_id: str, hour: int) -> Iterator[DueMessage]:
     wanted = msg_id.encode()
-    for message in reader.pending(hour):
-        if wanted in message.record and _id_of(message) == msg_id:
-            yield message
-
-
-def _id_of(message: DueMessage) -> str | None:
-    return decode_record(message.record, 0).properties.get(UNIQ_KEY)
+    for one in reader.pending(hour):
+        if wanted in one.record and decode_record(one.record, 0).properties.get(UNIQ_KEY) == msg_id:
+            yield one
 
 
 def _require(state: TierState, rows: tuple[HourOffset, ...]) -> None:

@@ -49,7 +49,9 @@ from tiered.crashpoints import reached
 from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import Entry
+from tiered.journal.typed import AnyInt, row_of
 from tiered.keys import maintenance_sequences, maker_of
+from tiered.log.actions import IncarnationPasses
 from tiered.log.bundles import encode_numbers
 from tiered.log.flat_file import ITEM
 from tiered.log.merge import MergeRun, fingerprint
@@ -69,17 +71,14 @@ from tiered.upkeep.compact_work import (
 )
 from tiered.upkeep.engine import WorkContext, all_done, own_engine
 from tiered.upkeep.workplace import (
-    FORMAT,
     Ledger,
+    TierPlan,
     digest,
     journal_writer,
     moved_on,
+    plan_head,
     require_same_tier,
-    tier_fields,
     was_applied,
-)
-from tiered.upkeep.workplace import (
-    PlanDocument as Plan,
 )
 
 if TYPE_CHECKING:
@@ -125,6 +124,91 @@ class CompactSettings:
     """The newest message of a key in all queues of its topic stays, by store time; else one in each queue."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedQueue:
+    """A queue, and how far a pass over it goes, or would."""
+
+    queue: MessageQueue
+    incarnation: int
+    position: int  # of the incarnation, among the queue's incarnations
+    due: str  # why, or why not
+    start: int  # first queue offset
+    dirty_from: int  # first that was not compacted
+    end: int  # one past the last that may be touched
+    dirty_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactStep(PlannedQueue):
+    """What a pass makes of a queue."""
+
+    messages: int  # that it looks at
+    gone_messages: int
+    log_bytes: int  # of their records
+    gone_bytes: int
+    parts: int
+    rewritten_parts: int
+    rewritten_bytes: int
+    keys: int
+    rounds: int  # in which keys were looked at
+    reads: int  # of parts, in these
+    keyless: int  # messages without a key
+    tombstones: int
+    requests: int
+    dollars: float
+    saved_dollars_month: float
+    fingerprint: int  # of the parts
+    passes: tuple[tuple[int, int], ...]
+    """That the incarnation has from then on: one past the last queue offset of each, and its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """What cannot be read of a queue."""
+
+    queue: MessageQueue
+    segment: (
+        int  # base queue offset of the segment that it lies in, from which on nothing is compacted
+    )
+    start: int
+    end: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Keys of a topic that went to several queues, of those that were looked at."""
+
+    topic: str
+    keys: int
+    of_keys: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactPlan(TierPlan[CompactStep]):
+    """What compaction does to some topics; numbers are of all steps."""
+
+    topics: tuple[str, ...]
+    policy: str
+    tombstone_retention_ms: AnyInt
+    keeps_keyless: bool
+    map_bytes: int
+    across_queues: bool
+    messages: int
+    gone_messages: int
+    log_bytes: int
+    gone_bytes: int
+    keys: int
+    requests: int
+    rewritten_bytes: int
+    dollars: float
+    saved_dollars_month: float
+    spread: tuple[Spread, ...]
+    steps: tuple[CompactStep, ...]
+    left: tuple[PlannedQueue, ...]  # queues that stay as they are
+    damaged: tuple[DamagedRange, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class QueuePass:
     """A queue that a pass is over."""
@@ -148,9 +232,9 @@ class Judged:
     """A queue whose messages are looked at, or have been: what stays of each part."""
 
     def __init__(self, look: QueuePass) -> None:
-        """Nothing stays yet."""
         self.look = look
-        self.counts = dict.fromkeys(("keys", "rounds", "reads", "keyless", "tombstones"), 0)
+        names = ("keys", "rounds", "reads", "keyless", "tombstones")
+        self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # of a ``CompactStep``
         # Of each part, bytes of records that stay.
         self.left_bytes: npt.NDArray[np.int64] = np.zeros(len(look.parts), np.int64)
         self._offsets = look.parts.column("queue_offset")
@@ -233,7 +317,6 @@ class Compactor:
 
         Args:
             tell: Progress, before a work is handed out: the queue, and the queue offsets that it looks at.
-            engine: What reads and writes messages; None: the caller's thread.
             bundles: So many are made before they are named, at least; all of a queue's are named at once.
         """
         self._at = at
@@ -243,11 +326,11 @@ class Compactor:
         self.bundles = bundles
         self._judged: dict[tuple[MessageQueue, int], Judged] = {}
         self._spread: dict[str, tuple[int, int]] = {}
-        self._damaged: list[dict[str, Any]] = []
+        self._damaged: list[DamagedRange] = []
 
     # -- planning ---------------------------------------------------------------------------------
 
-    def plan(self, topics: Sequence[str]) -> Plan:
+    def plan(self, topics: Sequence[str]) -> CompactPlan:
         """What compaction would do. Reads the messages' keys; changes nothing.
 
         Raises:
@@ -276,11 +359,15 @@ class Compactor:
             steps += [self._step(judged, now_ms) for judged in found]
             done = {judged.look.queue for judged in found}
             left += [
-                _row(queue, state.queues[queue][-1], len(state.queues[queue]) - 1, planned[queue])
+                PlannedQueue(
+                    **_head(
+                        queue, state.queues[queue][-1], len(state.queues[queue]) - 1, planned[queue]
+                    )
+                )
                 for queue in queues
                 if queue not in done
             ]
-        return self._document(reader, now_ms, list(topics), steps, left)
+        return self._summed(reader, now_ms, topics, steps, left)
 
     def _pass(self, incarnation: Incarnation, now_ms: int, end: int = EVERY) -> PassPlan:
         """Over segments that begin before ``end``."""
@@ -304,7 +391,7 @@ class Compactor:
             return self._judge(state, looks)
         except DataError:
             sound = [self._before_damage(state, look, now_ms) for look in looks]
-            if not any(row["topic"] == looks[0].queue.topic for row in self._damaged):
+            if not any(row.queue.topic == looks[0].queue.topic for row in self._damaged):
                 raise  # it is something else
         return self._judge(state, [look for look in sound if look is not None])
 
@@ -313,15 +400,15 @@ class Compactor:
         reader = QueueReader.of_incarnation(
             self._at.store, self._at.prefix, look.queue, look.incarnation
         )
-        rows: list[dict[str, Any]] = [
-            {"segment": int(one.base_queue_offset), "start": start, "end": end, "why": why}
+        rows = [
+            DamagedRange(look.queue, int(one.base_queue_offset), start, end, why)
             for one in look.segments
             for start, end, why in reader.find_lost(one.base_queue_offset, one.parts.queue_end)
         ]
         if not rows:
             return look
-        self._damaged += [look.queue._asdict() | row for row in rows]
-        planned = self._pass(look.incarnation, now_ms, min(row["segment"] for row in rows))
+        self._damaged += rows
+        planned = self._pass(look.incarnation, now_ms, min(row.segment for row in rows))
         has_work = planned.end > planned.dirty_from
         is_due = has_work if self.settings.across_queues else planned.is_due
         return self._look(state, look.queue, planned, now_ms) if is_due else None
@@ -380,7 +467,7 @@ class Compactor:
             one.close()
         return [sample[:KEYS_SAMPLED] for sample in samples]
 
-    def _step(self, judged: Judged, now_ms: int) -> dict[str, Any]:
+    def _step(self, judged: Judged, now_ms: int) -> CompactStep:
         look, parts = judged.look, judged.look.parts
         changed, left_bytes = judged.changed(), judged.left_bytes
         log_bytes = parts.column("log_bytes")
@@ -395,65 +482,56 @@ class Compactor:
         done = [Pass(look.planned.end, now_ms), *look.incarnation.passes[-1:]]
         new = Pass(max(one.end for one in done), max(one.time_ms for one in done))
         passes = with_pass(look.incarnation.passes, new, now_ms - policy.tombstone_retention_ms)
-        return {
-            **_row(look.queue, look.incarnation, look.number, look.planned),
-            "messages": parts.messages,
-            "gone_messages": sum(judged.gone),
-            "log_bytes": int(log_bytes.sum()),
-            "gone_bytes": int((log_bytes - left_bytes).sum()),
-            "parts": len(parts),
-            "rewritten_parts": sum(changed),
-            "rewritten_bytes": rewritten,
+        return CompactStep(
+            **_head(look.queue, look.incarnation, look.number, look.planned),
+            messages=parts.messages,
+            gone_messages=sum(judged.gone),
+            log_bytes=int(log_bytes.sum()),
+            gone_bytes=int((log_bytes - left_bytes).sum()),
+            parts=len(parts),
+            rewritten_parts=sum(changed),
+            rewritten_bytes=rewritten,
             **judged.counts,
-            "requests": reads + writes,
-            "dollars": (reads * prices.read_per_1000 + writes * prices.write_per_1000) / 1000,
-            "saved_dollars_month": float(saved.sum()) / GIB * STORED_PER_GIB_MONTH,
-            "fingerprint": fingerprint(parts),
-            "passes": [[one.end, one.time_ms] for one in passes],
-        }
+            requests=reads + writes,
+            dollars=(reads * prices.read_per_1000 + writes * prices.write_per_1000) / 1000,
+            saved_dollars_month=float(saved.sum()) / GIB * STORED_PER_GIB_MONTH,
+            fingerprint=fingerprint(parts),
+            passes=_rows_of(passes),
+        )
 
-    def _document(
+    def _summed(
         self,
         reader: TierReader,
         now_ms: int,
-        topics: list[str],
-        steps: list[dict[str, Any]],
-        left: list[dict[str, Any]],
-    ) -> Plan:
+        topics: Sequence[str],
+        steps: list[CompactStep],
+        left: list[PlannedQueue],
+    ) -> CompactPlan:
         at, settings = self._at, self.settings
         summed = (
             *("messages", "gone_messages", "log_bytes", "gone_bytes", "keys", "requests"),
             *("rewritten_bytes", "dollars", "saved_dollars_month"),
         )
-        return {
-            "format": FORMAT,
-            "what": "compact",
-            "url": at.store.url,
-            "cluster": at.place.cluster,
-            "broker": at.place.broker,
-            **tier_fields(reader.state),
-            "journal_number": reader.journal_number,
-            "epoch": reader.state.epoch,
-            "made_ms": now_ms,
-            "topics": topics,
-            "policy": settings.retention.name,
-            "tombstone_retention_ms": settings.retention.tombstone_retention_ms,
-            "keeps_keyless": settings.retention.keeps_keyless,
-            "map_bytes": settings.memory_bytes,
-            "across_queues": settings.across_queues,
-            **{name: sum(step[name] for step in steps) for name in summed},
-            "spread": [
-                {"topic": topic, "keys": keys, "of_keys": of}
-                for topic, (keys, of) in sorted(self._spread.items())
-            ],
-            "steps": steps,
-            "left": left,
-            "damaged": self._damaged,
-        }
+        return CompactPlan(
+            what="compact",
+            **plan_head(at.store, at.place, reader.state, reader.journal_number),
+            made_ms=now_ms,
+            topics=tuple(topics),
+            policy=settings.retention.name,
+            tombstone_retention_ms=settings.retention.tombstone_retention_ms,
+            keeps_keyless=settings.retention.keeps_keyless,
+            map_bytes=settings.memory_bytes,
+            across_queues=settings.across_queues,
+            **{name: sum(getattr(step, name) for step in steps) for name in summed},
+            spread=tuple(Spread(topic, *found) for topic, found in sorted(self._spread.items())),
+            steps=tuple(steps),
+            left=tuple(left),
+            damaged=tuple(self._damaged),
+        )
 
     # -- applying ---------------------------------------------------------------------------------
 
-    def apply(self, plan: Plan) -> dict[str, Any]:
+    def apply(self, plan: CompactPlan) -> dict[str, Any]:
         """Carry out a plan that has steps.
 
         Returns:
@@ -462,11 +540,10 @@ class Compactor:
 
         Raises:
             InvalidError: The tier has moved on.
-            BackendError: The store does not answer. Applying again goes on.
         """
         at = self._at
         able = require_conditional_writes(at.store, at.rng, at.store.url)
-        ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="compact")
+        ledger = Ledger(at, plan.what)
         ledger.note("begin", {"plan": digest(plan)})
         journal = journal_writer(at)
         require_same_tier(plan, journal.state)
@@ -478,7 +555,7 @@ class Compactor:
         run.run()
         journal.write_checkpoint()
         ledger.end(run.done)
-        before = was_applied(len(plan["steps"]), run.done["steps"], run.done["already_done"])
+        before = was_applied(len(plan.steps), run.done["steps"], run.done["already_done"])
         return {
             **run.done,
             "was_applied": before,
@@ -486,51 +563,47 @@ class Compactor:
             "run": ledger.run,
         }
 
-    def _judge_again(self, plan: Plan, state: TierState) -> None:
+    def _judge_again(self, plan: CompactPlan, state: TierState) -> None:
         """QueuePass at what a plan of another process is over, topic by topic."""
         looks: dict[str, list[QueuePass]] = defaultdict(list)
-        for step in plan["steps"]:
+        for step in plan.steps:
             look = self._planned_look(step, plan, state)
             if look is None:
                 continue
             known = self._judged.get((look.queue, look.number))
-            if known is None or fingerprint(known.look.parts) != step["fingerprint"]:
+            if known is None or fingerprint(known.look.parts) != step.fingerprint:
                 looks[look.queue.topic].append(look)
         for topic, some in looks.items():
-            steps = [step for step in plan["steps"] if step["topic"] == topic]
-            if plan["across_queues"] and len(some) < len(steps):
+            steps = [step for step in plan.steps if step.queue.topic == topic]
+            if plan.across_queues and len(some) < len(steps):
                 raise moved_on(f"some queues of {topic} were compacted since, and not all")
             self._judge(state, some)
 
-    def _planned_look(self, step: dict[str, Any], plan: Plan, state: TierState) -> QueuePass | None:
+    def _planned_look(
+        self, step: CompactStep, plan: CompactPlan, state: TierState
+    ) -> QueuePass | None:
         """A step's queue as it is now; None when the step was carried out before."""
-        queue, number = MessageQueue(step["topic"], step["queue_id"]), int(step["position"])
+        queue, number = step.queue, step.position
         incarnations = state.queues.get(queue, ())
         incarnation = incarnations[number] if number < len(incarnations) else None
         if (
             incarnation is None
             or number != len(incarnations) - 1
-            or incarnation.number != step["incarnation"]
+            or incarnation.number != step.incarnation
         ):
             raise moved_on(f"{queue} has begun anew")
-        if [[one.end, one.time_ms] for one in incarnation.passes] == step["passes"]:
+        if _rows_of(incarnation.passes) == step.passes:
             return None
-        able = (one for one in incarnation.segments if one.base_queue_offset < step["end"])
-        if fingerprint(Parts.joined(one.parts for one in able)) != step["fingerprint"]:
+        able = (one for one in incarnation.segments if one.base_queue_offset < step.end)
+        if fingerprint(Parts.joined(one.parts for one in able)) != step.fingerprint:
             raise moved_on(f"the parts of {queue} have changed, as merging or expiry changes them")
-        planned = self._pass(
-            incarnation, plan["made_ms"], step["end"]
-        )  # what was sealed since may wait
-        if (planned.end, planned.dirty_from) != (step["end"], step["dirty_from"]):
+        planned = self._pass(incarnation, plan.made_ms, step.end)  # what was sealed since may wait
+        if (planned.end, planned.dirty_from) != (step.end, step.dirty_from):
             raise moved_on(f"the options do not give what was planned for {queue}")
-        return self._look(state, queue, planned, plan["made_ms"])
+        return self._look(state, queue, planned, plan.made_ms)
 
-    def judged(self, step: dict[str, Any], plan: Plan, state: TierState) -> Judged | None:
-        """What stays of a queue; None when the step was carried out before.
-
-        Raises:
-            InvalidError: The queue is not what it was.
-        """
+    def judged(self, step: CompactStep, plan: CompactPlan, state: TierState) -> Judged | None:
+        """What stays of a queue; None when the step was carried out before."""
         look = self._planned_look(step, plan, state)
         return None if look is None else self._judged[look.queue, look.number]
 
@@ -555,7 +628,7 @@ class _CompactRun:
         compactor: Compactor,
         journal: JournalWriter[TierState],
         guests: Iterator[MaintenanceWriter],
-        plan: Plan,
+        plan: CompactPlan,
     ) -> None:
         self._compactor = compactor
         self._journal = journal
@@ -565,20 +638,20 @@ class _CompactRun:
         self.done = dict.fromkeys(
             ("steps", "already_done", "entries", "bundles", "stored_bytes"), 0
         )
-        self._passes: list[list[Any]] = []
+        self._passes: list[IncarnationPasses] = []
         self._bundles: list[list[SectionWork]] = []
         self._size = 0  # of what stays of the last of them
 
     def run(self) -> None:
         """All steps."""
-        for step in self._plan["steps"]:
+        for step in self._plan.steps:
             judged = self._compactor.judged(step, self._plan, self._journal.state)
             if judged is None:
                 self.done["already_done"] += 1
                 continue
-            is_other = bool(self._passes) and self._passes[-1][0] != step["topic"]
+            is_other = bool(self._passes) and self._passes[-1].queue.topic != step.queue.topic
             is_full = len(self._bundles) > self._compactor.bundles
-            if is_other or (is_full and not self._plan["across_queues"]):
+            if is_other or (is_full and not self._plan.across_queues):
                 self._publish()
             for chunk in chunks_of(judged):
                 if not self._bundles or self._size + chunk.left_bytes > RUN_BYTES_MAX:
@@ -586,7 +659,8 @@ class _CompactRun:
                     self._size = 0
                 self._bundles[-1].append(chunk)
                 self._size += chunk.left_bytes
-            self._passes.append([step["topic"], step["queue_id"], step["position"], step["passes"]])
+            passes = tuple(Pass(*row) for row in step.passes)
+            self._passes.append(IncarnationPasses(step.queue, step.position, passes))
         if self._passes:
             self._publish()
 
@@ -611,7 +685,7 @@ class _CompactRun:
             "bundles": [one.row for one in made],
             "positions": encode_numbers([run.position for run in runs]),
             "runs": encode_numbers([fingerprint(run.parts) for run in runs]),
-            "passes": self._passes,
+            "passes": [*map(row_of, self._passes)],
         }
         self._journal.append([action], check=lambda state: self._hold(state, action))
         reached("compacted-named")
@@ -625,11 +699,12 @@ class _CompactRun:
             raise moved_on("another writer has taken over: what was uploaded may be gone")
         entry = Entry(self._journal.number + 1, 0, self._journal.writer, 0, [action])
         after = TierMachine().apply(state, entry)
-        for topic, queue_id, number, passes in self._passes:
-            queue = MessageQueue(topic, queue_id)
-            found = after.queues[queue][number].passes if queue in after.queues else ()
-            if [[one.end, one.time_ms] for one in found] != passes:
-                raise moved_on(f"the parts of {queue} have changed, as merging or expiry does")
+        for one in self._passes:
+            found = (
+                after.queues[one.queue][one.position].passes if one.queue in after.queues else ()
+            )
+            if found != one.passes:
+                raise moved_on(f"the parts of {one.queue} have changed, as merging or expiry does")
 
 
 def chunks_of(judged: Judged) -> Iterator[SectionWork]:
@@ -696,9 +771,9 @@ def seen_until_ms(state: TierState, looks: Sequence[QueuePass]) -> int:
     return min(unseen, default=EVERY)
 
 
-def _sequences(plan: Plan, journal: JournalWriter[TierState]) -> Iterator[int]:
+def _sequences(plan: CompactPlan, journal: JournalWriter[TierState]) -> Iterator[int]:
     state = journal.state
-    queues = {MessageQueue(step["topic"], step["queue_id"]) for step in plan["steps"]}
+    queues = {step.queue for step in plan.steps}
     incarnations = (incarnation for queue in queues for incarnation in state.queues.get(queue, ()))
     made = (
         maker_of(bundle.key)
@@ -720,12 +795,16 @@ def _file(segment: Segment) -> LogFile:
     )
 
 
-def _row(
+def _rows_of(passes: Sequence[Pass]) -> tuple[tuple[int, int], ...]:
+    return tuple((one.end, one.time_ms) for one in passes)
+
+
+def _head(
     queue: MessageQueue, incarnation: Incarnation, number: int, planned: PassPlan
 ) -> dict[str, Any]:
+    """Of a ``PlannedQueue``."""
     return {
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
+        "queue": queue,
         "incarnation": incarnation.number,
         "position": number,
         "due": str(planned.due),

@@ -72,7 +72,6 @@ class CompactionThread:
 
         Args:
             topics: Those that are to be compacted now; of these, what the tier has is looked at.
-            interval_s: Between two rounds, and before the first.
         """
         self.counters = CompactionCounters()  # what was done; read by any thread
         self._at = at
@@ -119,24 +118,26 @@ class CompactionThread:
     def _topic(self, topic: str) -> None:
         compactor = Compactor(self._at, self._settings, tell=lambda *_: self._go_on())
         plan = compactor.plan([topic])
-        counters, steps = self.counters, plan["steps"]
-        most = max((step["keys"] for step in steps), default=0)
+        counters = self.counters
+        most = max((step.keys for step in plan.steps), default=0)
         use = most / keys_that_fit(self._settings.memory_bytes)
-        ratio = max((row["dirty_ratio"] for row in plan["left"]), default=0.0)
-        counters.keys += plan["keys"]
+        ratio = max((row.dirty_ratio for row in plan.left), default=0.0)
+        counters.keys += plan.keys
         counters.map_use = max(counters.map_use, use)
         counters.dirty_ratio = max(counters.dirty_ratio, ratio)
-        for row in plan["damaged"]:
+        for bad in plan.damaged:
             _LOG.warning(
-                "%(topic)s/%(queue_id)d [%(start)d, %(end)d) is damaged; from %(segment)d on nothing is compacted: %(why)s",
-                row,
+                "%s [%d, %d) is damaged; from %d on nothing is compacted: %s",
+                *(bad.queue, bad.start, bad.end, bad.segment, bad.why),
             )
-        for row in plan["spread"]:
-            _LOG.warning("%(topic)s: %(keys)d of %(of_keys)d keys went to several queues", row)
-        if steps:
+        for row in plan.spread:
+            _LOG.warning(
+                "%s: %d of %d keys went to several queues", row.topic, row.keys, row.of_keys
+            )
+        if plan.steps:
             counters.passes += compactor.apply(plan)["steps"]
-            counters.gone_messages += plan["gone_messages"]
-            counters.rewritten_bytes += plan["rewritten_bytes"]
+            counters.gone_messages += plan.gone_messages
+            counters.rewritten_bytes += plan.rewritten_bytes
 
     def _go_on(self) -> None:
         if self._stop.is_set():

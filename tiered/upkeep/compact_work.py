@@ -162,11 +162,7 @@ class MadeBundle:
 
 
 def make_bundle(context: WorkContext, work: BundleWork) -> MadeBundle:
-    """Make and upload a bundle.
-
-    Raises:
-        BackendError: Not stored, or nobody knows.
-    """
+    """Make and upload a bundle."""
     packer = Packer(work.compression) if work.compression else None
     sections = [
         section_of(run, _lefts(context, run, stays), packer)

@@ -86,8 +86,6 @@ def examine(
     """Look at everything, in order.
 
     Args:
-        store: The same, opened, with retries.
-        probe_id: Makes the names of the objects that are written for a moment.
         trial: Where they are written (``trial_store``); None: in the store itself.
         open_local: Opens the local store, which is closed again; None: there is none to look at.
     """
@@ -403,7 +401,6 @@ def trial_store(
     """Where writing may be tried out: the store itself, or for a new tier in a folder, a folder that is removed again.
 
     Args:
-        probe_id: Random; names the folder.
         is_new: A tier is to be made there: the folder may be missing, and other things may lie in it.
 
     Raises:

@@ -146,11 +146,7 @@ def _rolled(
 
 
 def local_engine(context: WorkContext, jobs: int) -> Engine:
-    """Work in threads of this process.
-
-    Args:
-        jobs: How many at once (> 0); each needs the memory that its function says.
-    """
+    """Work in threads of this process."""
 
     def run(do: Callable[[WorkContext, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         def some(those: Sequence[T]) -> list[V | Exception]:

@@ -26,7 +26,7 @@ from tiered.dispatch.settings import Compression
 from tiered.errors import DataError
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy, plan_erasure
-from tiered.upkeep.workplace import Ledger, UploadingEpoch, digest, require_same_tier, was_applied
+from tiered.upkeep.workplace import Ledger, UploadingEpoch, require_same_tier, was_applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,10 +46,6 @@ def apply_erasure(
 ) -> dict[str, Any]:
     """Rewrite the bundles that a plan of ``gc`` names (``erasures``).
 
-    Args:
-        plan: As ``plan_gc`` made it.
-        told: Of bundles that are done with, and of how many.
-
     Returns:
         ``bundles`` that were rewritten, and ``given_up_bytes``, about what nobody names in them; ``made`` and
         ``made_bytes``, what is named instead; ``already_done`` (by an earlier run, or a writer's merging); ``stays``, rows
@@ -59,10 +55,9 @@ def apply_erasure(
     Raises:
         InvalidError: The plan is of another tier.
         FencedError: A writer is at work.
-        BackendError: The store does not answer. Applying again goes on.
     """
-    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=f"{plan.what} --erase")
-    store_now_ms, began_s = ledger.begin({"plan": digest(plan)}), at.clock.monotonic_s()
+    ledger = Ledger(at, f"{plan.what} --erase")
+    store_now_ms, began_s = ledger.begin(plan), at.clock.monotonic_s()
     run = _ErasureRun(at, plan, told)
     run.rewrite()
     ledger.end({**run.done, "stays": len(run.stays)})
@@ -169,16 +164,8 @@ def _keys(plan: MergePlan) -> set[str]:
 
 def _is_packed(state: TierState) -> bool:
     """Whether anything in the tier is compressed: then its writers compress what is of the last level, and so do we."""
-    segments = (
-        segment
-        for incarnations in state.queues.values()
-        for incarnation in incarnations
-        for segment in incarnation.segments
-    )
-    return any(
-        bool((one.parts.rows["stored_bytes"] < one.parts.rows["records_bytes"]).any())
-        for one in segments
-    )
+    tables = (parts.rows for one in state.placed() for parts in one.incarnation.tables())
+    return any(bool((rows["stored_bytes"] < rows["records_bytes"]).any()) for rows in tables)
 
 
 def _taken(state: TierState, made: MergedBundle) -> int:

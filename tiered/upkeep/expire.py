@@ -127,13 +127,7 @@ def topics_of(at: Workplace) -> set[str]:
 def plan_expire(
     at: Workplace, ttl_ms: Ttl, *, objects_max: int, proof: ExpiryProof | None = None
 ) -> ExpirePlan:
-    """What expires now. Changes nothing.
-
-    Args:
-        ttl_ms: Time to live of a topic; None: for ever.
-        objects_max: Give up at most so many objects.
-        proof: Give up only what it holds.
-    """
+    """What expires now. Changes nothing."""
     reader = _reader(at)
     now_ms = at.clock.now_ms()
     may_go = partial(proof.holds, reader.state) if proof else (lambda *_segment: True)
@@ -147,11 +141,7 @@ def plan_expire(
 
 
 def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> ExpirePlan:
-    """What removing a topic gives up. Changes nothing.
-
-    Raises:
-        InvalidError: The tier has no such topic.
-    """
+    """What removing a topic gives up. Changes nothing."""
     reader = _reader(at)
     if all(queue.topic != topic for queue in reader.state.queues):
         raise InvalidError(
@@ -167,7 +157,6 @@ def plan_expire_timers(
     """Which files of timers go now: all of them is handed over, and their hour has been over for so long. Changes nothing.
 
     Args:
-        objects_max: Give up at most so many objects.
         with_refused: Files, too, that hold messages which the target refused: nobody else has these.
     """
     reader, now_ms = _reader(at), at.clock.now_ms()
@@ -329,11 +318,7 @@ def _plan(
 
 
 def plan_truncate(at: Workplace, queue: MessageQueue, end: int) -> TruncatePlan:
-    """What truncating a queue's end gives up. Changes nothing.
-
-    Raises:
-        InvalidError: The tier has no such queue, or it cannot end there.
-    """
+    """What truncating a queue's end gives up. Changes nothing."""
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
     incarnation = reader.state.incarnation(queue)

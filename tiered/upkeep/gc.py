@@ -37,7 +37,6 @@ from tiered.log.orphans import Deletion, GivenUp, KnownObjects, OrphanPlan, give
 from tiered.upkeep.workplace import (
     Ledger,
     TierPlan,
-    digest,
     in_new_epoch,
     moved_on,
     plan_head,
@@ -110,13 +109,8 @@ def plan_gc(
     """What gc would do now, as a plan. Changes nothing; ages are held by our own clock until it is applied.
 
     Args:
-        store: The tier's, with retries.
-        grace_ms: What was named or written within it stays.
-        max_deletions: Delete at most so many.
         journal: Reads entries ahead and keeps them for ``apply_gc``; None: one after another.
         what: As the plan calls itself: whose it is.
-        erases: Bundles are to be rewritten that hold given-up messages beside others.
-        executor: For several reads at once; None: one after another.
     """
     now_ms = clock.now_ms()
     found = survey(
@@ -172,10 +166,7 @@ def apply_gc(
     """Carry out a plan.
 
     Args:
-        plan: As ``plan_gc`` made it.
-        executor: For deletions at once; None: one after another.
         journal: With which it was planned, so that entries are not read again; or a new one; None: read one after another.
-        told: Of deletions done, and of how many.
 
     Returns:
         What was done: ``deleted``, ``deleted_bytes``, ``already_gone``, ``left_young``, ``epoch``, ``run``; and
@@ -185,7 +176,6 @@ def apply_gc(
         InvalidError: The tier has moved on in a way that matters.
         DataError: Something is missing or strange; nothing was deleted.
         FencedError: The plan needs an epoch, and a writer is at work.
-        BackendError: The store does not answer. Applying again goes on.
     """
     return _GcRun(at, plan, journal).run(executor, told)
 
@@ -201,8 +191,8 @@ class _GcRun:
 
     def run(self, executor: Executor | None, told: Callable[[int, int], None]) -> dict[str, Any]:
         at = self._at
-        ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="gc")
-        now_ms = ledger.begin({"plan": digest(self._plan)})
+        ledger = Ledger(at, "gc")
+        now_ms = ledger.begin(self._plan)
         error = ""
         epoch = self._plan.epoch
         try:
@@ -342,13 +332,7 @@ def survey(
     limit: int,
     journal: JournalBytes | None = None,
 ) -> Survey:
-    """Look at a tier.
-
-    Args:
-        store: With retries.
-        limit: Deletions at most.
-        journal: Reads entries, and keeps them for the next look; None: one after another, and anew.
-    """
+    """Look at a tier."""
     before = report_lease(store, prefix, clock)
     is_held = before.is_held
     listed = list(store.list(prefix))
@@ -394,10 +378,6 @@ def find_given_up(
     """The bundles that are named and hold what was given up, too; by their keys.
 
     A request for the footer of each of which the journal does not tell; none for others.
-
-    Args:
-        store: With retries.
-        executor: Makes the requests; None: one after another.
     """
 
     def look(one: GivenUp) -> GivenUp | None:

@@ -55,11 +55,7 @@ def erasable(at: Workplace, bucket: Bucket) -> Iterator[StoredVersion]:
 
 
 def look_for_versions(at: Workplace, bucket: Bucket, *, deletes: bool) -> OldVersions:
-    """Count what can be erased, and delete it if told to.
-
-    Raises:
-        BackendError: The store does not answer, or refuses. What was deleted is gone; another run goes on.
-    """
+    """Count what can be erased, and delete it if told to."""
     found = OldVersions(bucket.status(), 0, 0, was_deleted=deletes)
     if not found.versioning:
         return found

@@ -28,6 +28,7 @@ from tiered.keys import (
     LEASE,
     LEDGER,
     MEMBERS,
+    MIRROR,
     MOUNT,
     QUEUE,
     TIMER,
@@ -51,9 +52,10 @@ _KEY = re.compile(
 _UNFIT = frozenset("*?$")
 """Characters that mean something else in a policy."""
 _DATA = tuple(f"{root}*" for root in DATA_ROOTS)
-_KEPT = (f"{JOURNAL}*", LEASE, f"{LEDGER}*")
+_CHECKPOINTS = f"{MIRROR}{JOURNAL}*"
+_KEPT = (f"{JOURNAL}*", _CHECKPOINTS, LEASE, f"{LEDGER}*")
 _REWRITTEN = tuple(f"{root}*" for root in (BUNDLE, TOPIC, QUEUE))
-_GONE = (f"{JOURNAL}*", *_DATA, f"{LEDGER}*")
+_GONE = (f"{JOURNAL}*", _CHECKPOINTS, *_DATA, f"{LEDGER}*")
 
 
 def _with_timers(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ class Role:
 ROLES: Mapping[str, Role] = {
     WRITER: Role(
         "attach, verify --repair, rebuild, lease --break, doctor",
-        puts=(f"{JOURNAL}*", LEASE, f"{HANDOVER}*", *_DATA, f"{TIMER}*"),
+        puts=(f"{JOURNAL}*", _CHECKPOINTS, LEASE, f"{HANDOVER}*", *_DATA, f"{TIMER}*"),
         probes=True,
     ),
     READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),
@@ -119,9 +121,6 @@ class Grounds:
 
 def policy(role: str, grounds: Grounds) -> dict[str, Any]:
     """The policy document of a role.
-
-    Args:
-        role: A name of ``ROLES``.
 
     Raises:
         InvalidError: A URL or key that no policy can name, or one that is missing or of no use.

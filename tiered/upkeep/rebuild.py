@@ -1,7 +1,9 @@
 """Rebuild: a lost or damaged journal, or a key index, again from what objects say of themselves. Plan, then apply.
 
-Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every bundle's table, and
-lets ``tiered.log.rebuilt_state`` propose a state. ``apply_rebuild`` makes that state the tier's: an epoch's entry and its
+Overview: ``plan_rebuild`` reads the journal as far as it goes, or goes on from the newest second copy of a checkpoint
+(``tiered.journal.append``) when that reaches further. It lists all objects, reads every bundle's table, and lets
+``tiered.log.rebuilt_state`` propose a state: what is known, and what is newer. Where neither is left, all is guessed from
+the bundles, and the plan's notes say so. ``apply_rebuild`` makes that state the tier's: an epoch's entry and its
 checkpoint, with a number beyond every one that can have been used (the next multiple of ``REBUILT_STRIDE``).
 
 Ordering: lease; the epoch's entry, which fences; a listing, which must be the plan's; the checkpoint; the replay that shows
@@ -11,6 +13,12 @@ Why this supersedes what is there: readers jump to the newest checkpoint, so wha
 whole, is not read again. A writer of the old history that wins a number of its own, which is smaller, lists behind it. It
 finds the epoch's entry, and is fenced; or it was faster, and then its entry is in the listing, and nothing is replaced: plan
 again. Nothing is deleted or overwritten.
+
+Why an old copy brings nothing back that was given up: it is the state after a beginning of the journal, just as what can be
+read of a damaged one is, and is believed as far: objects that are gone are no history, what is newer counts over it, and
+whole entries behind it are replayed. It knows all that had expired, was truncated or erased by then; of what came later,
+and of which no entry is left, only what no ``gc`` has deleted yet can be there again, as without it. A copy of another
+history than the one that the journal's beginning or the lease tells of (a tier that was begun anew) is not believed.
 
 Retries and errors: the store's, and the journal's for entry and checkpoint.
 
@@ -46,7 +54,9 @@ from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
 from tiered.journal.typed import INT_MAX, as_document, document_of
 from tiered.keys import (
+    JOURNAL,
     LEASE,
+    MIRROR,
     OFFSET_DIGITS,
     entry_key,
     parse_data_key,
@@ -148,7 +158,7 @@ def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
         digests[folder].update(line.encode("utf-8", "surrogateescape"))
         counts[folder] += 1
         data = parse_data_key(prefix, info.key)
-        number = parse_journal_key(prefix, info.key)
+        number = parse_journal_key(prefix, info.key) or parse_journal_key(prefix + MIRROR, info.key)
         if number:
             found.numbers.add(number[0])
         elif data and data.kind == "quarantine" and data.queue:
@@ -177,18 +187,14 @@ def plan_rebuild(
 ) -> RebuildPlan:
     """See what a journal could be rebuilt to. Writes nothing.
 
-    Args:
-        store: The tier's (with retries).
-        progress: Told ``(done, total)`` objects.
-
     Raises:
         DataError: There is a journal key whose number leaves no room for another.
-        OtherVersionError: The journal or an object is of another version.
     """
     listing = list_all(store, prefix)
-    reader, damage = _read_journal(store, prefix)
     lease, _ = read_lease(store, prefix + LEASE)
     remembered = lease.end if lease else JournalEnd()
+    reader, damage = _read_journal(store, prefix)
+    note = _go_on_from_mirror(reader, store, prefix, remembered.history) if damage else ""
     numbers = [reader.number, remembered.number, *listing.numbers]
     number = (max(numbers) // REBUILT_STRIDE + 1) * REBUILT_STRIDE
     if number >= _NUMBER_END:
@@ -222,6 +228,7 @@ def plan_rebuild(
     state = replace(rebuilt.state, epoch=rebuilt.state.epoch + 1)
     state = _with_handover(store, listing.meta, prefix, state, rebuilt.notes)
     rebuilt.state = _with_timers(store, prefix, reader, state, rebuilt.notes)
+    rebuilt.notes += [note] if note else []
     rebuilt.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
     if listing.indexes:
         rebuilt.notes.append(
@@ -317,6 +324,28 @@ def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierSt
     return reader, ""
 
 
+def _go_on_from_mirror(
+    reader: JournalReader[TierState], store: ObjectStore, prefix: str, history: str
+) -> str:
+    """Go to the newest second copy of a checkpoint, if it is newer, and replay what is whole behind it; what to tell."""
+    mirrored = JournalReader(store, prefix + MIRROR, TierMachine())
+    with contextlib.suppress(DataError):  # the newest that is whole is enough
+        mirrored.catch_up()
+    wanted = reader.state.history or history
+    if mirrored.number > reader.number and wanted in {"", mirrored.state.history}:
+        reader.place(mirrored.state, mirrored.number, mirrored.last)
+        with contextlib.suppress(DataError):
+            while reader.step():
+                pass
+        return f"what was known at journal entry {mirrored.number} is taken from its checkpoint in {MIRROR}{JOURNAL}"
+    if reader.number:
+        return ""
+    return (
+        "neither a beginning of the journal nor a copy of a checkpoint is left, so all is guessed from the objects:"
+        " the ends of queues, and what was given up, may be told wrongly"
+    )
+
+
 def _whole_entries_behind(
     reader: JournalReader[TierState], prefix: str, listing: _Listing
 ) -> list[Entry]:
@@ -349,7 +378,6 @@ def apply_rebuild(
     """Make the plan's state the tier's.
 
     Args:
-        plan: From ``plan_rebuild``, perhaps long ago.
         accept_gaps: Record what is lost as gaps, for ever.
         accept_unread: Go without the messages of bundles that cannot be read, and of which nothing else tells.
 
@@ -362,7 +390,6 @@ def apply_rebuild(
         InvalidError: Messages are lost and ``accept_gaps`` is not given, or may be and ``accept_unread`` is not; the store
             does not write conditionally.
         FencedError: A writer holds the lease, or another rebuild was faster.
-        BackendError: The store does not answer; the plan may be applied again.
     """
     if _is_applied(at, plan):
         return False
@@ -434,9 +461,7 @@ WHAT = "rebuild"
 def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
     """What ``tiered rebuild --json`` shows."""
     rebuilt = plan.rebuilt
-    incarnations = [
-        incarnation for all_of in rebuilt.state.queues.values() for incarnation in all_of
-    ]
+    incarnations = [one.incarnation for one in rebuilt.state.placed()]
     parts = list(rebuilt.parts())
     return {
         "format": 1,
@@ -463,22 +488,14 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
 
 
 def save_rebuild(plan: RebuildPlan, place: Place, url: str, path: str) -> None:
-    """Write a plan file.
-
-    Raises:
-        InvalidError: It cannot be written.
-    """
+    """Write a plan file."""
     document = plan_document(plan, place, url)
     document |= {"what": WHAT, "listing": plan.listing}
     save_plan(path, document | {"state": TierMachine().dump(plan.rebuilt.state)})
 
 
 def load_rebuild(path: str, place: Place, url: str) -> RebuildPlan:
-    """Read a plan file.
-
-    Raises:
-        InvalidError: It cannot be read, was changed, or is of another tier.
-    """
+    """Read a plan file."""
     document = load_plan(path, WHAT, place)
     where = path
     if document.get("url") != url:
@@ -568,11 +585,7 @@ THREADS = 4
 def plan_rebuild_index(
     at: Workplace, told: Callable[[str, int, int], None] = lambda _what, _done, _total: None
 ) -> IndexPlan:
-    """See what is to be made again. Writes nothing.
-
-    Args:
-        told: Of progress: what, how many are done, of how many.
-    """
+    """See what is to be made again. Writes nothing."""
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
     state = reader.state
@@ -613,18 +626,14 @@ def apply_rebuild_index(
     """Drop what the plan says, and cover all that is not covered now.
 
     Args:
-        plan: From ``plan_rebuild_index``, perhaps long ago.
         directory: For the work file; None: the system's for temporary files.
-        told: Of progress: what, how many are done, of how many.
 
     Returns:
         What was done: ``dropped``, ``objects``, ``items``, ``size_bytes``, what is left: ``unindexed_messages``, and
         ``damaged``: queues that cannot be read on, and why.
 
     Raises:
-        InvalidError: The tier is another one.
         FencedError: A writer is at work, or has taken over.
-        BackendError: The store does not answer; planning again shows what is left.
     """
     run = _RebuildRun(at, in_new_epoch(at), items_max, directory)
     try:

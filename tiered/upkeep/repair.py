@@ -115,13 +115,9 @@ class Repairer:
     def run(self, damaged: Damaged) -> RepairReport:
         """Repair what can be repaired.
 
-        Args:
-            damaged: What ``verify`` found.
-
         Raises:
             FencedError: A writer holds the lease, or took over.
             InvalidError: The local store is not the one that the tier belongs to.
-            BackendError: The tier's store does not answer; what was done stays.
         """
         self._journal.catch_up()
         if self._local is not None:
@@ -227,11 +223,7 @@ class PartBytes(NamedTuple):
 def plan_repairs(
     state: TierState, prefix: str, damaged: Damaged
 ) -> tuple[list[NamedPart], list[Unrepaired]]:
-    """The damaged parts, bundle by bundle, and what is of no part. Pure.
-
-    Args:
-        damaged: What ``verify`` found.
-    """
+    """The damaged parts, bundle by bundle, and what is of no part. Pure."""
     by_key = {key.removeprefix(prefix): set(sections) for key, sections in damaged.items()}
     repairs: list[NamedPart] = []
     met: set[str] = set()
@@ -255,14 +247,10 @@ def recover_bytes(
     unnamed: Callable[[], Sequence[Tabled]],
     one: NamedPart,
 ) -> PartBytes | str:
-    """A part's records and items, from where they are whole.
+    """A part's records and items, from where they are whole; or why they can't be had.
 
     Args:
-        originals: Of the local store, if there is one.
         unnamed: Gives the bundles that no entry names; asked only if they are needed.
-
-    Returns:
-        Them, or why they can't be had.
     """
     part = one.part
     log, items = (_from_tier(store, prefix, want) for want in (part.log, part.index))

@@ -99,7 +99,6 @@ def read_status(
 
     Args:
         local: The local store of the one broker that is meant.
-        now_ms: UTC.
         selects: Topics that are to be tiered: what the tier has never met of others is not a lag.
 
     Raises:
@@ -278,11 +277,10 @@ def _ended(incarnations: tuple[Incarnation, ...]) -> Document:
 def _keys_by_topic(state: TierState) -> dict[str, set[str]]:
     """Keys of the bundles in which each topic has sections: queues, and topics, share them."""
     found: dict[str, set[str]] = {}
-    for queue, incarnations in state.queues.items():
-        of_topic = found.setdefault(queue.topic, set())
-        for incarnation in incarnations:
-            for segment in incarnation.segments:
-                of_topic.update(bundle.key for bundle in segment.parts.bundles)
+    for one in state.placed():
+        of_topic = found.setdefault(one.queue.topic, set())
+        for parts in one.incarnation.tables():
+            of_topic.update(bundle.key for bundle in parts.bundles)
     return found
 
 
@@ -379,7 +377,7 @@ def commit_offsets(state: TierState) -> dict[MessageQueue, QueueOffset]:
 # What a writer's present rate comes to: requests and dollars a month, and how often a byte is written. Overview:
 # ``read_rate`` reads the newest journal entries (``ENTRIES_MAX`` of the last hour at most), ``rate_of`` counts what
 # they stand for, ``cost_of`` goes on like that for a month. An entry says which objects were put; what it does not say
-# is reckoned: two requests for the entry itself, one in ``CHECKPOINT_ENTRIES`` for a checkpoint, each bundle read once
+# is reckoned: two requests for the entry itself, two in ``CHECKPOINT_ENTRIES`` for a checkpoint, each bundle read once
 # when it is gathered. Reads by others, storage and transfer are not in it. Dollars are the list prices in
 # ``backends.wrapping.Prices``, whatever store it is.
 #
@@ -397,7 +395,7 @@ _READ_BYTES: Final = 8 << 20
 """Of one request of the merger."""
 _BUNDLE_BYTES: Final = 16 << 20
 """What a round is about when it is not for freshness that it is taken."""
-_ROUND_WRITES: Final = 3 + 1 / CHECKPOINT_ENTRIES
+_ROUND_WRITES: Final = 3 + 2 / CHECKPOINT_ENTRIES
 """Of a round of one bundle: the bundle, the entry, the listing behind it; and its share of a checkpoint."""
 
 
@@ -416,7 +414,7 @@ class Rate:
     @property
     def writes(self) -> float:
         """Requests that are billed as writing, but for those of the lease."""
-        return self.puts + self.entries * (2 + 1 / CHECKPOINT_ENTRIES)
+        return self.puts + self.entries * (2 + 2 / CHECKPOINT_ENTRIES)
 
     @property
     def write_amplification(self) -> float | None:
@@ -443,15 +441,7 @@ def bills_requests(url: str) -> bool:
 
 
 def read_rate(store: ObjectStore, prefix: str, number: int, now_ms: int) -> Rate | None:
-    """The rate of the writer at work.
-
-    Args:
-        number: Of the last journal entry.
-        now_ms: UTC.
-
-    Returns:
-        None when its journal is too young to tell.
-    """
+    """The rate of the writer at work; None when its journal is too young to tell."""
     journal = JournalReader(store, prefix, TierMachine())
     numbers = range(max(1, number - ENTRIES_MAX + 1), number + 1)
     with ThreadPoolExecutor(_THREADS, "tiered-rate") as pool:
@@ -496,11 +486,7 @@ def _bundles(entry: Entry, do: str) -> list[int]:
 
 
 def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = None) -> RunningCost:
-    """What a month at this rate costs.
-
-    Args:
-        lease_s: How long its lease lasts; it is renewed three times in that.
-    """
+    """What a month at this rate costs."""
     prices = prices or Prices()
     months = MONTH_S / rate.seconds  # how often it would be done in one
     write, read = prices.write_per_1000 / 1000, prices.read_per_1000 / 1000
@@ -535,12 +521,7 @@ def rate_document(rate: Rate | None) -> dict[str, Any] | None:
 
 
 def rate_text(document: dict[str, Any], *, is_billed: bool) -> str:
-    """The same for people.
-
-    Args:
-        document: From ``rate_document``.
-        is_billed: The store is one that bills requests.
-    """
+    """The same for people."""
     rounds = document["rounds"]
     found = f"{document['requests_per_month']:,} requests a month at the present rate"
     if is_billed:

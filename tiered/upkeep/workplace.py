@@ -126,11 +126,7 @@ class LeaseReport:
 
 
 def report_lease(store: ObjectStore, prefix: str, clock: Clock) -> LeaseReport:
-    """Read the lease and the journal.
-
-    Raises:
-        OtherVersionError: The journal or the lease is of another version.
-    """
+    """Read the lease and the journal."""
     journal = JournalReader(store, prefix, TierMachine())
     journal.catch_up()
     lease, version = read_lease(store, prefix + LEASE)
@@ -151,17 +147,13 @@ def lease_word(lease: LeaseState | None, now_ms: int, *, exists: bool) -> str:
 
 
 def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) -> bool:
-    """Free the lease, no matter who holds it.
+    """Free the lease, no matter who holds it; whether there was anything to free.
 
     Args:
         breaker: Our 8-hex-digit id, other than the holder's, so that the holder sees that it lost the lease.
 
-    Returns:
-        Whether there was anything to free.
-
     Raises:
         FencedError: It was written anew each time that we tried.
-        BackendError: Not freed, or unknown; calling again is harmless.
     """
     key = prefix + LEASE
     for _ in range(_TRIES):
@@ -260,7 +252,6 @@ def in_new_epoch(
 
     Raises:
         FencedError: A writer holds the lease, or took the epoch at the same moment.
-        BackendError: The store does not answer; calling again is harmless.
     """
     journal = _writer(at) if anew else journal_writer(at)
     lease = _lease(at, journal, _SECONDS_ANEW if anew else _SECONDS)
@@ -296,7 +287,6 @@ class UploadingEpoch:
 
         Args:
             does: What the epoch is for, as its entry says.
-            stop: Ends the journal's tries, and waiting for a lease.
         """
         self._at = at
         self._does = does
@@ -317,7 +307,6 @@ class UploadingEpoch:
 
         Raises:
             FencedError: A writer holds the lease, or took the epoch at the same moment.
-            BackendError: The store does not answer; calling again is harmless.
         """
         if self._uploader is None:
             at = self._at
@@ -337,11 +326,7 @@ class UploadingEpoch:
         return self._uploader
 
     def renew(self) -> None:
-        """Prolong the lease, when that is due.
-
-        Raises:
-            FencedError: Another writer took over.
-        """
+        """Prolong the lease, when that is due."""
         at = self._at
         if self.is_taken and at.clock.monotonic_s() >= self._renew_at_s:
             self._lease.renew()
@@ -391,11 +376,7 @@ class TierPlan(Generic[Step]):
 
     @classmethod
     def of(cls, document: PlanDocument, where: str) -> Self:
-        """Undo ``document``.
-
-        Raises:
-            OtherVersionError: It is another version's.
-        """
+        """Undo ``document``."""
         fields = dict(document)
         try:
             steps = fields.pop(cls.ROWS)
@@ -408,11 +389,7 @@ AnyPlan = TypeVar("AnyPlan", bound=TierPlan[Any])
 
 
 def plan_head(store: ObjectStore, place: Place, state: TierState, number: int) -> dict[str, Any]:
-    """The fields by which a plan knows its tier.
-
-    Args:
-        number: Of the journal's last entry.
-    """
+    """The fields by which a plan knows its tier."""
     return {
         "url": store.url,
         "cluster": place.cluster,
@@ -424,11 +401,7 @@ def plan_head(store: ObjectStore, place: Place, state: TierState, number: int) -
 
 
 def save_plan(path: str, plan: PlanDocument) -> None:
-    """Write a plan file, readable for people.
-
-    Raises:
-        InvalidError: It cannot be written.
-    """
+    """Write a plan file, readable for people."""
     text = json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n"
     try:
         write_regular(path, text.encode())
@@ -441,16 +414,7 @@ def save_plan(path: str, plan: PlanDocument) -> None:
 
 
 def load_plan(path: str, what: str, place: Place) -> PlanDocument:
-    """Read a plan file.
-
-    Args:
-        what: The command that it must be of.
-        place: The broker that it must be of.
-
-    Raises:
-        InvalidError: It cannot be read, was changed, or is of something else.
-        OtherVersionError: It is another version's.
-    """
+    """Read a plan file."""
     try:
         plan = json.loads(read_regular(path))
     except OSError as error:
@@ -482,15 +446,10 @@ def tier_fields(state: TierState) -> dict[str, Any]:
     return {"store": dict(state.store), "history": state.history}
 
 
-def require_same_tier(plan: TierPlan[Any] | PlanDocument, state: TierState) -> None:
-    """Refuse a plan that was made of another tier.
-
-    Raises:
-        MovedOnError: It was.
-    """
-    document = plan.document() if isinstance(plan, TierPlan) else plan
+def require_same_tier(plan: TierPlan[Any], state: TierState) -> None:
+    """Refuse a plan that was made of another tier."""
     for name, value in tier_fields(state).items():
-        if document.get(name) != value:
+        if getattr(plan, name) != value:
             raise moved_on(f"it is another tier, or one of another store ({name})")
 
 
@@ -499,9 +458,9 @@ def was_applied(planned: int, done: int, done_before: int) -> bool:
     return planned > 0 and done == 0 and done_before == planned
 
 
-def digest(plan: TierPlan[Any] | PlanDocument) -> PlanDocument:
+def digest(plan: TierPlan[Any]) -> PlanDocument:
     """What the ledger keeps of a plan: its plain values, how long its lists are, and a digest that tells the plan's file."""
-    document = plan.document() if isinstance(plan, TierPlan) else plan
+    document = plan.document()
     plain = {name: one for name, one in document.items() if not isinstance(one, list | dict)}
     counts = {name: len(one) for name, one in document.items() if isinstance(one, list | dict)}
     return {**plain, "counts": counts, "sha256": hashlib.sha256(_text(document)).hexdigest()}
@@ -520,7 +479,6 @@ def carry_out(
     """Append what of a plan's steps is not done yet, ``STEPS_MAX`` an entry, with a record in the ledger before and after.
 
     Args:
-        said: What the journal is to say of a step.
         hold: Raises ``moved_on`` when what a step presumes does not hold any more; asked again as others append.
         in_epoch: Steps change what only the tier's writer may change.
         begun: Called with the time by the store's clock, before anything is changed.
@@ -532,10 +490,9 @@ def carry_out(
     Raises:
         InvalidError: The tier has moved on in a way that matters.
         FencedError: A writer is at work, and an epoch is needed.
-        BackendError: The store does not answer. Applying again goes on.
     """
-    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan.what)
-    begun(ledger.begin({"plan": digest(plan)}))
+    ledger = Ledger(at, plan.what)
+    begun(ledger.begin(plan))
     done = {"steps": 0, "already_done": 0, "entries": 0}
 
     def hold_all(some: Sequence[Step], state: TierState) -> None:
@@ -594,47 +551,35 @@ def _text(plan: PlanDocument) -> bytes:
 class Ledger:
     """The records of one run."""
 
-    def __init__(
-        self, store: ObjectStore, prefix: str, clock: Clock, *, run: str, what: str
-    ) -> None:
-        """Write nothing yet.
-
-        Args:
-            run: Random id of the run, 8 hex digits.
-        """
-        self._store = store
-        self._prefix = prefix
-        self._clock = clock
-        self._begun_ms = clock.now_ms()
+    def __init__(self, at: Workplace, what: str) -> None:
+        self._at = at
+        self._begun_ms = at.clock.now_ms()
         self._steps = 0
-        self.run = run
+        self.run = at.new_id()
         self.what = what
 
-    def begin(self, fields: Mapping[str, Any]) -> int:
-        """Say what is about to be done.
-
-        Returns:
-            The time, UTC ms, by the store's clock.
+    def begin(self, plan: TierPlan[Any]) -> int:
+        """Say what is about to be done; the time, UTC ms, by the store's clock.
 
         Raises:
-            OtherVersionError: The lease is of another version, which may be at work.
             InvalidError: The store does not tell when an object was written, or does not write conditionally.
         """
-        read_lease(self._store, self._prefix + LEASE)
+        store = self._at.store
+        read_lease(store, self._at.prefix + LEASE)
         try:
-            key = self.note("begin", fields)
+            key = self.note("begin", {"plan": digest(plan)})
         except UnsupportedError as error:
             raise InvalidError(
                 "this store cannot create an object only if it is absent, so nothing is changed in it",
-                where=self._store.url,
+                where=store.url,
                 do="use the store to which attach writes",
             ) from error
         reached("ledger-begun")
-        now_ms = self._store.head(key).modified_ms
+        now_ms = store.head(key).modified_ms
         if now_ms < 0:
             raise InvalidError(
                 "this store does not tell when an object was written, so nothing can be called old",
-                where=self._store.url,
+                where=store.url,
             )
         return now_ms
 
@@ -645,9 +590,9 @@ class Ledger:
 
     def note(self, step: str, fields: Mapping[str, Any]) -> str:
         """Write one record; its key."""
-        key = ledger_key(self._prefix, self._begun_ms, self.run, self._steps)
+        key = ledger_key(self._at.prefix, self._begun_ms, self.run, self._steps)
         self._steps += 1
         known = {"format": 1, "run": self.run, "what": self.what, "step": step}
-        text = seal_text({**known, "time_ms": self._clock.now_ms(), **fields})
-        put_own(self._store, key, text)
+        text = seal_text({**known, "time_ms": self._at.clock.now_ms(), **fields})
+        put_own(self._at.store, key, text)
         return key
