@@ -135,7 +135,10 @@ class FsspecStore:
         path = self._path(key)
         with self._mapped(key):
             if byte_range is None:
-                return self._file(key, bytes(self._fs.cat_file(path)))
+                data = bytes(self._fs.cat_file(path))
+                if not data:  # some give them for a folder
+                    self.head(key)
+                return data
             try:
                 data = bytes(self._fs.cat_file(path, start=byte_range.start, end=byte_range.end))
                 if len(data) == byte_range.size_bytes:
@@ -227,12 +230,6 @@ class FsspecStore:
         temporary = f"{folder}/{TEMPORARY}{content_version(name.encode())[:16]}"
         self._fs.pipe_file(temporary, body)
         self._fs.mv(temporary, path)
-
-    def _file(self, key: str, data: bytes) -> bytes:
-        """Check that empty bytes are those of an empty file: some give them for a folder."""
-        if not data:
-            self.head(key)
-        return data
 
     def _path(self, key: str) -> str:
         check_key(key)

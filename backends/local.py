@@ -119,7 +119,6 @@ class LocalFolderStore:
 
     @property
     def url(self) -> str:
-        """``file://`` and the path."""
         return self._url
 
     @property
@@ -199,7 +198,9 @@ class LocalFolderStore:
                     raise PreconditionFailedError(str(error)) from None
             else:
                 self._check_version(key, expected)
-                self._replace(folder, name, key, chunks)
+                with self._folders.lease(folder) as folder_fd:  # it stays: the lock is held
+                    self._writer.replace(folder_fd, name, chunks)
+                    self._force(folder_fd, key)
         return content_version(b"".join(chunks))
 
     def close(self) -> None:
@@ -258,7 +259,7 @@ class LocalFolderStore:
         """Force a new name to disk, and those of its folder and of all above it."""
         self._force(folder_fd, key)
         with self._in_doubt(key):
-            self._folders.force_names([folder])
+            self._folders.force_names(folder, folder_fd)
 
     def _force(self, folder_fd: int, key: str) -> None:
         with self._in_doubt(key):
@@ -292,12 +293,6 @@ class LocalFolderStore:
             raise PreconditionFailedError(f"no such object: {self._where(key)}") from None
         if present != expected:
             raise PreconditionFailedError(f"at another version: {self._where(key)}")
-
-    def _replace(self, folder: bytes, name: bytes, key: str, chunks: builtins.list[Chunk]) -> None:
-        """Put new bytes in the place of an object; the lock is held, so its folder stays."""
-        with self._folders.lease(folder) as folder_fd:
-            self._writer.replace(folder_fd, name, chunks)
-            self._force(folder_fd, key)
 
     def _remove_empty(self, folder: bytes) -> None:
         while folder:

@@ -172,8 +172,8 @@ class _SharedSyncs:
 class FolderCache:
     """Folders below one root, of which it is known whose names are on disk.
 
-    **Contract.** ``hold(folder)`` gives a descriptor of a folder that exists. ``force_names(folders)`` returns when
-    the name of each in the folder above it is on disk, and so on up to the root; the cost is paid
+    **Contract.** ``hold(folder)`` gives a descriptor of a folder that exists. ``force_names(folder, fd)`` returns when
+    its name in the folder above it is on disk, and so on up to the root; the cost is paid
     once for each folder, and neighbours share it. ``lease`` is both. Who makes a file in a
     folder that may be new does best to force the file first and the names then, upwards: a file
     system that commits everything at once has by then little left to do.
@@ -214,18 +214,28 @@ class FolderCache:
     def lease(self, folder: bytes) -> Iterator[int]:
         """As ``hold``, of a folder whose name is on disk."""
         with self.hold(folder) as fd:
-            self.force_names([folder])
+            self.force_names(folder, fd)
             yield fd
 
-    def force_names(self, folders: Iterable[bytes]) -> None:
-        """Return when the names of ``folders`` and of all above them are on disk. They are held by the caller."""
+    def force_names(self, folder: bytes, fd: int) -> None:
+        """Return when the names of ``folder``, which is held as ``fd``, and of all above it are on disk.
+
+        After an OSError it is not known how far that went.
+        """
+        if self._knows(folder, fd):
+            return
         new: dict[bytes, int] = {}
         try:
-            for folder in folders:
-                self._collect_new(folder, new)
-            for parent in sorted({_above(folder) for folder in new}, key=_depth, reverse=True):
-                with self.hold(parent) as fd:
-                    self._syncs.force(parent, fd)
+            while folder:
+                opened = self._open_or_make(folder)
+                if self._knows(folder, opened):
+                    os.close(opened)
+                    break
+                new[folder] = opened
+                folder = _above(folder)
+            for named in new:  # upwards
+                with self.hold(_above(named)) as above:
+                    self._syncs.force(_above(named), above)
         except BaseException:
             _close_all(new.values())
             raise
@@ -250,16 +260,6 @@ class FolderCache:
             dropped = [fd for fd, _ in self._known.values()]
             self._known.clear()
         _close_all(dropped)
-
-    def _collect_new(self, folder: bytes, new: dict[bytes, int]) -> None:
-        """Open ``folder`` and what is above it, up to the first whose name is known to be on disk."""
-        while folder and folder not in new:
-            fd = self._open_or_make(folder)
-            if self._knows(folder, fd):
-                os.close(fd)
-                return
-            new[folder] = fd
-            folder = _above(folder)
 
     def _knows(self, folder: bytes, fd: int) -> bool:
         number = _number(fd)
@@ -313,10 +313,6 @@ def _number(fd: int) -> tuple[int, int]:
 
 def _above(folder: bytes) -> bytes:
     return folder.rpartition(b"/")[0]
-
-
-def _depth(folder: bytes) -> int:
-    return folder.count(b"/") + bool(folder)
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

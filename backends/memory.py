@@ -43,17 +43,13 @@ class _Object(NamedTuple):
     modified_ms: int
 
 
-def _no_time() -> int:
-    return -1
-
-
 class MemoryStore:
     """An ``ObjectStore`` in a dictionary. Safe to use from any number of threads."""
 
     _shared: dict[str, MemoryStore] = {}  # noqa: RUF012 (the one registry of the process, guarded)
     _shared_lock = threading.Lock()
 
-    def __init__(self, name: str = "", *, now_ms: Callable[[], int] = _no_time) -> None:
+    def __init__(self, name: str = "", *, now_ms: Callable[[], int] = lambda: -1) -> None:
         """Make an empty store that nobody else sees; without ``now_ms`` it does not say when objects were written."""
         self._name = name
         self._now_ms = now_ms
@@ -71,12 +67,10 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
-        """``memory://`` and the name."""
         return f"memory://{self._name}"
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything is atomic."""
         return Capabilities(put_if_absent=True, compare_and_set=True)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:

@@ -108,7 +108,6 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        """``s3://bucket/prefix``."""
         return self._url
 
     @property

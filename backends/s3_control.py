@@ -108,7 +108,6 @@ class BotoWire:
     """An ``S3Wire`` over boto3. Its deadline counts anew for each chunk that arrives."""
 
     def __init__(self, settings: S3Settings) -> None:
-        """Make a client; nothing is sent."""
         self._bucket = settings.bucket
         self._lister = Lister(settings)
         self._extra: dict[str, str] = {}

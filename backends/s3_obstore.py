@@ -102,7 +102,6 @@ class ObstoreWire:
     """An ``S3Wire`` over obstore."""
 
     def __init__(self, settings: S3Settings) -> None:
-        """Make a client; nothing is sent."""
         _USED_BY.add(os.getpid())
         self._settings = settings
         self._lister = Lister(settings)

@@ -373,13 +373,7 @@ class WaitingRead:
 
 
 class Stock:
-    """See the module's contract.
-
-    Attributes:
-        unread_bytes: What was read ahead and dropped before any reader had it, so far.
-        hits: Reads that were served at once, so far.
-        waits: Reads that had to wait, so far.
-    """
+    """See the module's contract."""
 
     def __init__(
         self,
@@ -412,6 +406,7 @@ class Stock:
         self.room = threading.Condition(self.lock)  # notified when a fetch has ended
         self._waiting: deque[WaitingRead] = deque()
         self._fetches: dict[Key, Fetch] = {}
+        # So far: what was read ahead and dropped unread; reads that were served at once, and that had to wait.
         self.unread_bytes = self.hits = self.waits = 0
         self.is_closed = False  # nothing is asked for any more
         # What is here; with the lock held.

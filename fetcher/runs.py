@@ -39,6 +39,7 @@ from backends.base import ByteRange
 from fetcher.buffers import BYTES_MIN, STEP_BYTES
 from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES
+from tiered.format.object import damaged
 from tiered.local.interface import RecordBatch
 from tiered.log.decode import PlacedParts, TierBatch, decode_items, decode_parts, decode_records
 from tiered.log.parts import Parts
@@ -133,11 +134,7 @@ def _starts(part: Part, items: PartItems) -> tuple[npt.NDArray[np.int64], npt.ND
         is_in_order = not (starts[real] != begins[real]).any()
     if is_in_order:
         return begins, starts
-    raise DataError(
-        "the items of an index are not in the order of their records",
-        where=part.bundle.key,
-        do="run `tiered verify --deep` to see the extent of the damage",
-    )
+    raise damaged("the items of an index are not in the order of their records", part.bundle.key)
 
 
 def layout_bytes(items: int, blocks: int) -> int:
@@ -337,18 +334,15 @@ class MultiSectionRun:
     """What a multi-section read brought: records of all its sections, checked, in columns. Its owner holds a lock around it.
 
     A run of a section is made when somebody reads it.
-
-    Attributes:
-        read: Where it is from; without what could not be decoded with the others.
-        size_bytes: Memory that it takes, about.
-        unread: Number of sections that nobody has had yet.
     """
 
     def __init__(
         self, read: MultiSectionRead, data: memoryview, lows: Sequence[int], found: PartColumns
     ) -> None:
         """Put what was decoded in its place; ``lows``: position of each one's records in it."""
-        self.read, self.unread, self.size_bytes = read, len(read), read.size_bytes
+        self.read = read  # where it is from; without what could not be decoded with the others
+        self.unread = len(read)  # number of sections that nobody has had yet
+        self.size_bytes = read.size_bytes  # memory that it takes, about
         self._data, self._found = data.toreadonly(), found
         rows = read.rows
         columns = (

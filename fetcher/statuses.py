@@ -248,12 +248,7 @@ def beginning_of(batch: RecordBatch, count: int) -> RecordBatch:
 
 
 class Scan:
-    """One read. Not for several threads at once.
-
-    Attributes:
-        is_full: A limit on what is taken was reached.
-        met_holes: The last batch had some: many more may follow (a compacted range).
-    """
+    """One read. Not for several threads at once."""
 
     def __init__(self, start: QueueOffset, limits: ScanLimits, wanted: Filter | None) -> None:
         # Where to go on: behind the last message taken when it is enough, else behind the last looked at.
@@ -261,7 +256,8 @@ class Scan:
         self.chunks: list[Taken] = []  # what was taken
         self.missing: list[Gap] = []  # what was skipped since there is no message
         self.size_bytes = 0  # of the records taken
-        self.is_full = self.met_holes = False
+        self.is_full = False  # a limit on what is taken was reached
+        self.met_holes = False  # the last batch had some: many more may follow (a compacted range)
         self._limits = limits
         self._wanted = wanted
         self._count = 0

@@ -674,7 +674,8 @@ class Neighbours:
         row, at = found
         numbers = self._together(row, at, is_known, is_plain=False)
         numbers.remove(at)
-        return [(self._members[row.members[n]].stream, self._part(row, n)) for n in numbers]
+        members = [(self._members[row.members[n]], row.parts[n]) for n in numbers]
+        return [(member.stream, member.view.part(number)) for member, number in members]
 
     def multi_read(self, part: Part, is_known: Callable[[Key], bool]) -> MultiSectionRead | None:
         """What is worth taking along with ``part``, which is asked for and is among it."""
@@ -726,9 +727,6 @@ class Neighbours:
     def leave_out(self, key: str) -> None:
         """Ask for nothing of a bundle together any more: something of it is damaged."""
         self._bundles.pop(key, None)
-
-    def _part(self, row: _Row, number: int) -> Part:
-        return self._members[row.members[number]].view.part(row.parts[number])
 
     def _wanted(
         self,

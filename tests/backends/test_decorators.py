@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.case_folding import CaseFoldingStore
 
 from backends.base import ByteRange, Capabilities, ObjectStore, Version
 from backends.errors import (
@@ -31,7 +32,6 @@ from backends.testing.contract import ObjectStoreContract
 from backends.testing.faulty import (
     READS,
     WRITES,
-    CaseFoldingStore,
     Event,
     Fault,
     FaultyStore,

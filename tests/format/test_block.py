@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import captures
+from support import captures, scalar
 from support.examples import HOST_V6, lay_out, make, records
 
 from tiered.format import block as blocks
-from tiered.format import scalar, sysflag
+from tiered.format import sysflag
 from tiered.format.block import (
     RecordBlock,
     Stop,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from support import command_line
 from support.aged import GRACE_S, Tier, keys_of
+from support.case_folding import CaseFoldingStore
 from support.tiers import TierBuilder, batch_of
 
 from backends.memory import MemoryStore
-from backends.testing.faulty import CaseFoldingStore
 from tiered.clock import SystemClock
 from tiered.errors import DataError
 from tiered.model import MessageQueue

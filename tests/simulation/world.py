@@ -27,10 +27,11 @@ from simulation.persons import DEEDS, Person
 from simulation.process import Process
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 from simulation.scheduler import START_MS, Scheduler, SimClock
+from support.case_folding import CaseFoldingStore
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
-from backends.testing.faulty import READS, WRITES, CaseFoldingStore, Fault, FaultyStore, Rule
+from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered import keys
 from tiered.api.broker_place import Place

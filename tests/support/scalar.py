@@ -1,7 +1,6 @@
 """The specification of ``tiered.format.block``: the same results, one record at a time.
 
-Slow and simple. Tests hold the two equal on good, damaged and random bytes; nothing else should
-need it.
+Slow and simple. Tests hold the two equal on good, damaged and random bytes.
 """
 
 from __future__ import annotations

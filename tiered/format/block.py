@@ -6,8 +6,8 @@ Three steps, each of which can be had by itself (``split_records`` does all thre
 2. ``parse_records`` gathers the fields of all records into arrays;
 3. ``check_records`` compares places and CRCs.
 
-Then ``group_by_queue`` tells whose they are. ``tiered.format.scalar`` says the same one record at a
-time, in plain code; a property test holds the two equal.
+Then ``group_by_queue`` tells whose they are. ``tests/support/scalar.py`` says the same one record
+at a time, in plain code; a property test holds the two equal.
 """
 
 from __future__ import annotations
@@ -618,20 +618,19 @@ def split_records(
     start: int,
     end: int,
     *,
-    physical_offset: int,
+    physical_offset: int | None,
     size_max: int,
     check_crc: bool = True,
+    hints: npt.NDArray[np.int64] | None = None,
 ) -> tuple[RecordBlock, Walk]:
     """Walk, parse and check what lies in ``[start, end)`` of a chunk of the local log.
 
-    ``physical_offset``: of the byte at ``start``. The records, faults included, and the walk; a record with a fault does
-    not end the walk as long as its size leads on.
+    ``physical_offset``: of the byte at ``start``; None: records' own places are not compared. ``hints``: as of
+    ``walk_records``. The records, faults
+    included, and the walk; a record with a fault does not end the walk as long as its size leads on.
     """
-    walk = walk_records(buffer, start, end, size_max=size_max)
+    walk = walk_records(buffer, start, end, size_max=size_max, hints=hints)
     block = parse_records(buffer, walk.positions, walk.sizes)
-    check_records(
-        block,
-        expected_physical=walk.positions + (physical_offset - start),
-        check_crc=check_crc,
-    )
+    expected = None if physical_offset is None else walk.positions + (physical_offset - start)
+    check_records(block, expected_physical=expected, check_crc=check_crc)
     return block, walk

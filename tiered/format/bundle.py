@@ -56,7 +56,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -66,9 +66,10 @@ from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.format.items import ITEM, ITEM_BYTES
+from tiered.format.object import block_crcs, block_sizes, combined, damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -211,7 +212,7 @@ class SectionPlace:
         fits &= not self.gone or self.count <= SPARSE_COUNT_MAX
         sane = 0 <= self.dictionary_bytes <= DICTIONARY_BYTES_MAX and 0 <= self.gone < self.count
         if not fits or not sane or not 0 <= self.stored_bytes <= self.records_bytes:
-            raise _damaged("the sizes of a section contradict each other", where)
+            raise damaged("the sizes of a section contradict each other", where)
 
 
 def _blocks(size: int, block_bytes: int = BLOCK_BYTES) -> int:
@@ -249,11 +250,20 @@ def dense_items(stored: Buffer, place: SectionPlace, *, where: str) -> memoryvie
     numbers = some["number"].astype(np.int64)
     ascend = (np.diff(numbers) > 0).all()
     if not len(some) or not ascend or numbers[-1] != place.count - 1:
-        raise _damaged(f"the sparse items of the section at {place.start} are none", where)
+        raise damaged(f"the sparse items of the section at {place.start} are none", where)
     every = np.zeros(place.count, ITEM)
     every["tag_code"] = COMPACTED
     every[numbers] = some["item"]
     return memoryview(every.view(np.uint8).data)
+
+
+def _stored_items(items: Buffer, *, may_be_sparse: bool) -> tuple[Buffer, int, int]:
+    """Items as they are stored, how many there are, and how many are not stored."""
+    count = memoryview(items).nbytes // ITEM_BYTES
+    sparse = sparse_items(items) if may_be_sparse else None
+    if sparse is None:
+        return items, count, 0
+    return sparse, count, count - len(sparse) // SPARSE_ITEM_BYTES
 
 
 def build_section(
@@ -264,17 +274,15 @@ def build_section(
     ``may_be_sparse``: items that compaction took away need not be stored. InvalidError: it would be larger than
     ``SECTION_BYTES_MAX``.
     """
-    size, crcs = _block_crcs(records)
-    count = memoryview(items).nbytes // ITEM_BYTES
-    sparse = sparse_items(items) if may_be_sparse else None
-    stored: Buffer = items if sparse is None else sparse
-    gone = 0 if sparse is None else count - len(sparse) // SPARSE_ITEM_BYTES
-    items_bytes, more = _block_crcs([stored])
+    size, crcs = block_crcs(records)
+    stored, count, gone = _stored_items(items, may_be_sparse=may_be_sparse)
+    items_bytes, more = block_crcs([stored])
     table = struct.pack(f">{len(crcs) + len(more)}I", *crcs, *more)
     if len(crcs) == len(more) == 1:
         crc = zlib_ng.crc32_combine(crcs[0], more[0], items_bytes)
     else:
-        crc = _combined(zip([*crcs, *more], _sizes(size, items_bytes), strict=True))
+        sizes = chain(block_sizes(size), block_sizes(items_bytes))
+        crc = combined(zip([*crcs, *more], sizes, strict=True))
     whole = size + items_bytes + len(table)
     if whole > SECTION_BYTES_MAX:
         raise InvalidError(f"a section of {whole:,} bytes is larger than the format allows")
@@ -299,17 +307,16 @@ def build_packed_section(
         frame = packer.compress(block)
         stored.append(frame if len(frame) * _WORTH <= len(block) * (_WORTH - 1) else block)
     chunks: list[Buffer] = [*stored, *([dictionary] if dictionary else [])]
-    sparse = sparse_items(items) if may_be_sparse else None
-    chunks += _cut(memoryview(items if sparse is None else sparse).cast("B"), BLOCK_BYTES)
+    listed, count, gone = _stored_items(items, may_be_sparse=may_be_sparse)
+    cut = memoryview(listed).cast("B")
+    chunks += [cut[at : at + BLOCK_BYTES] for at in range(0, len(cut), BLOCK_BYTES)]
     sizes = [memoryview(chunk).nbytes for chunk in chunks]
     table = np.empty(len(chunks), _PACKED_ENTRY)
     table["size"], table["crc"] = sizes, [zlib_ng.crc32(chunk) for chunk in chunks]
     stored_bytes = sum(sizes[: len(stored)])
     if (stored_bytes + len(dictionary)) * _WORTH > len(view) * (_WORTH - 1):
         return None
-    crc = _combined(zip(table["crc"].tolist(), sizes, strict=True))
-    count = memoryview(items).nbytes // ITEM_BYTES
-    gone = 0 if sparse is None else count - len(sparse) // SPARSE_ITEM_BYTES
+    crc = combined(zip(table["crc"].tolist(), sizes, strict=True))
     place = SectionPlace(0, len(view), stored_bytes, count, sum(sizes) + table.nbytes, crc, gone)
     return Section([*chunks, table.tobytes()], place)
 
@@ -320,53 +327,6 @@ def _packer(level: int, dictionary: bytes) -> zstandard.ZstdCompressor:
     known = zstandard.ZstdCompressionDict(dictionary)
     known.precompute_compress(level=level)
     return zstandard.ZstdCompressor(level=level, dict_data=known, write_dict_id=False)
-
-
-def _cut(view: memoryview, block_bytes: int) -> Iterator[memoryview]:
-    for at in range(0, len(view), block_bytes):
-        yield view[at : at + block_bytes]
-
-
-def _sizes(*sizes: int) -> Iterator[int]:
-    """Sizes of the blocks that so many bytes are cut into, one range after another."""
-    for size in sizes:
-        for at in range(0, size, BLOCK_BYTES):
-            yield min(BLOCK_BYTES, size - at)
-
-
-def _combined(blocks: Iterable[tuple[int, int]]) -> int:
-    """The CRC of blocks one after another, from (CRC, size) of each."""
-    whole = 0
-    for crc, size in blocks:
-        whole = zlib_ng.crc32_combine(whole, crc, size)
-    return whole
-
-
-def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
-    """Size of all, and the CRC of each block, over buffers that need not end at block ends."""
-    total = 0
-    for buffer in buffers:
-        total += memoryview(buffer).nbytes
-    if total <= BLOCK_BYTES:
-        whole = 0
-        for buffer in buffers:
-            whole = zlib_ng.crc32(buffer, whole)
-        return total, [whole] if total else []
-    crcs: list[int] = []
-    crc = filled = 0
-    for view in (memoryview(buffer).cast("B") for buffer in buffers):
-        at = 0
-        while at < len(view):
-            chunk = view[at : at + BLOCK_BYTES - filled]
-            crc = zlib_ng.crc32(chunk, crc)
-            filled += len(chunk)
-            at += len(chunk)
-            if filled == BLOCK_BYTES:
-                crcs.append(crc)
-                crc = filled = 0
-    if filled:
-        crcs.append(crc)
-    return total, crcs
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,10 +385,10 @@ def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int, int]
     """(sections_bytes, table_bytes, sections, table_crc, level)."""
     footer = bytes(tail[-FOOTER_BYTES:])
     if len(footer) < FOOTER_BYTES or not footer.endswith(MAGIC):
-        raise _damaged("the object does not end in the footer of a bundle", where)
+        raise damaged("the object does not end in the footer of a bundle", where)
     size, table_bytes, count, table_crc, version, level, crc, _ = _FOOTER.unpack(footer)
     if zlib_ng.crc32(footer[:_SIGNED_BYTES]) != crc:
-        raise _damaged("the checksum of the footer is wrong", where)
+        raise damaged("the checksum of the footer is wrong", where)
     if version not in _FORMATS:
         raise OtherVersionError(
             f"a bundle of format version {version}, where {FORMAT} is known", where=where
@@ -441,10 +401,10 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
     view = memoryview(tail).cast("B")
     size, table_bytes, count, table_crc, level = _read_footer(view, where)
     if size + table_bytes + FOOTER_BYTES != object_bytes or table_bytes + FOOTER_BYTES > len(view):
-        raise _damaged("the bundle is longer or shorter than it says", where)
+        raise damaged("the bundle is longer or shorter than it says", where)
     stored = view[len(view) - FOOTER_BYTES - table_bytes : len(view) - FOOTER_BYTES]
     if zlib_ng.crc32(stored) != table_crc:
-        raise _damaged("the checksum of the bundle's table is wrong", where)
+        raise damaged("the checksum of the bundle's table is wrong", where)
     try:  # its bytes are proven
         table = unpack_table(stored, level, where=where)
     except DataError as error:
@@ -467,7 +427,7 @@ def find_table(tail: Buffer, object_bytes: int, level: int, *, where: str) -> Se
         if table is not None and _lies_behind(table, object_bytes - len(data) + at):
             return table
         at = data.rfind(_FRAME_MAGIC, 0, at)
-    raise _damaged("the bundle's table is damaged, and what lies in it can't be told", where)
+    raise damaged("the bundle's table is damaged, and what lies in it can't be told", where)
 
 
 def _proven_table(data: bytes, level: int, where: str) -> SectionTable | None:
@@ -492,7 +452,7 @@ def unpack_table(packed: Buffer, level: int = 0, *, where: str) -> SectionTable:
     rows = table.rows
     wrong = (rows["topic"] >= len(table.topics)) | (rows["holes"] > rows["count"])
     if (wrong | (rows["gone"] > rows["holes"])).any():
-        raise _damaged("the bundle's table contradicts itself", where)
+        raise damaged("the bundle's table contradicts itself", where)
     return table
 
 
@@ -506,11 +466,11 @@ def _unpacked_table(stored: memoryview, where: str) -> bytes:
         claimed = zstandard.frame_content_size(stored)
         credible = _TABLE_RATIO_MAX * stored.nbytes + _TABLE_SMALL_BYTES
         if not 0 <= claimed <= min(TABLE_BYTES_MAX, credible):
-            raise _damaged(f"the bundle's table claims to have {claimed:,} bytes", where)
+            raise damaged(f"the bundle's table claims to have {claimed:,} bytes", where)
         unpacker = zstandard.ZstdDecompressor(max_window_size=2 * TABLE_BYTES_MAX)
         return unpacker.decompress(stored, max_output_size=claimed)
     except zstandard.ZstdError as error:
-        raise _damaged(f"the bundle's table cannot be unpacked: {error}", where) from error
+        raise damaged(f"the bundle's table cannot be unpacked: {error}", where) from error
 
 
 def _parse_table(data: bytes, level: int, where: str) -> SectionTable:
@@ -523,10 +483,10 @@ def _parse_table(data: bytes, level: int, where: str) -> SectionTable:
             topics.append(data[at + 2 : at + 2 + size].decode("utf-8", "surrogateescape"))
             at += 2 + size
     except (struct.error, UnicodeDecodeError) as error:
-        raise _damaged(f"the topics of the bundle's table are none: {error}", where) from error
+        raise damaged(f"the topics of the bundle's table are none: {error}", where) from error
     count, odd = divmod(len(data) - at, kind.itemsize)
     if odd or count < 0:
-        raise _damaged("the bundle's table is cut short", where)
+        raise damaged("the bundle's table is cut short", where)
     rows = np.zeros(count, SECTION_ROW)
     for name in kind.names or ():
         column = kind[name]
@@ -550,17 +510,18 @@ class SectionBlocks:
         place.check(where=where)
         view = memoryview(data).cast("B")
         if len(view) != place.size_bytes - place.table_at:
-            raise _damaged("a section's block table is cut short", where)
+            raise damaged("a section's block table is cut short", where)
         if place.is_packed:
             rows = np.frombuffer(view, _PACKED_ENTRY)
             sizes, crcs = rows["size"].astype(np.int64), rows["crc"].astype(np.uint32)
         else:
             crcs = np.frombuffer(view, _CRC).astype(np.uint32)
-            sizes = np.fromiter(_sizes(place.records_bytes, place.stored_items_bytes), np.int64)
+            cut = chain(block_sizes(place.records_bytes), block_sizes(place.stored_items_bytes))
+            sizes = np.fromiter(cut, np.int64)
         starts = np.fromiter(accumulate(sizes.tolist(), initial=0), np.int64, len(sizes) + 1)
-        whole = _combined(zip(crcs.tolist(), sizes.tolist(), strict=True))
+        whole = combined(zip(crcs.tolist(), sizes.tolist(), strict=True))
         if int(starts[-1]) != place.table_at or whole != place.crc:
-            raise _damaged("a section's block table fails its checksum", where)
+            raise damaged("a section's block table fails its checksum", where)
         return cls(place, starts, crcs)
 
     @classmethod
@@ -571,7 +532,7 @@ class SectionBlocks:
         sizes = _walk(view[: place.stored_bytes], place, where)
         if place.dictionary_bytes:
             sizes.append(place.dictionary_bytes)
-        sizes += _sizes(place.stored_items_bytes)
+        sizes += block_sizes(place.stored_items_bytes)
         ends = np.cumsum(sizes, dtype=np.int64)
         starts = np.concatenate((np.zeros(1, np.int64), ends))
         pairs = zip(starts.tolist(), ends.tolist(), strict=False)
@@ -588,7 +549,7 @@ class SectionBlocks:
         """Check whole blocks that were read from a position of the section; DataError says which bytes fail."""
         for low, high in self.faults(data, start):
             at = self.place.start
-            raise _damaged(f"bytes [{at + low}, {at + high}) fail their checksum", where)
+            raise damaged(f"bytes [{at + low}, {at + high}) fail their checksum", where)
 
     def faults(self, data: Buffer, start: int = 0) -> Iterator[tuple[int, int]]:
         """Positions of those of whole blocks, read from ``start``, that fail their checksums, or are cut short."""
@@ -599,7 +560,7 @@ class SectionBlocks:
         starts, crcs = self.starts[first : stop + 1].tolist(), self.crcs[first:stop].tolist()
         sizes = [high - low for low, high in pairwise(starts)]
         # At once, as what their checksums combine to: each call by itself would give the interpreter's lock away.
-        if starts[-1] == end and zlib_ng.crc32(view[: end - start]) == _combined(
+        if starts[-1] == end and zlib_ng.crc32(view[: end - start]) == combined(
             zip(crcs, sizes, strict=True)
         ):
             return
@@ -611,7 +572,7 @@ class SectionBlocks:
 def _walk(stored: memoryview, place: SectionPlace, where: str) -> list[int]:
     """Sizes of the blocks of a section's records as stored: each a zstd frame of exactly its block, or the block itself."""
     if not place.is_packed:
-        return list(_sizes(place.records_bytes))
+        return list(block_sizes(place.records_bytes))
     sizes: list[int] = []
     at = 0
     for low in range(0, place.records_bytes, PACKED_BLOCK_BYTES):
@@ -620,7 +581,7 @@ def _walk(stored: memoryview, place: SectionPlace, where: str) -> list[int]:
         sizes.append(size or block)
         at += sizes[-1]
     if at != place.stored_bytes:
-        raise _damaged("the blocks of a section are not found without its block table", where)
+        raise damaged("the blocks of a section are not found without its block table", where)
     return sizes
 
 
@@ -661,7 +622,7 @@ class RecordsUnpacker:
                 max_window_size=_WINDOW_BYTES_MAX,
             )
         except (zstandard.ZstdError, MemoryError) as error:
-            raise _damaged(f"the dictionary of a section is none: {error}", where) from error
+            raise damaged(f"the dictionary of a section is none: {error}", where) from error
 
     def unpack(self, stored: Buffer, start: int, end: int) -> memoryview:
         """Records' bytes of whole blocks: those at ``[start, end)`` of the records."""
@@ -688,7 +649,7 @@ class RecordsUnpacker:
             fault = "the frame is not of that size"
         except (zstandard.ZstdError, MemoryError) as error:
             fault = str(error)
-        raise _damaged(
+        raise damaged(
             f"records' bytes [{low}, {low + len(block)}) of the section at {self._blocks.place.start}"
             f" cannot be unpacked: {fault}",
             self._where,
@@ -700,13 +661,7 @@ def check_section(data: Buffer, place: SectionPlace, *, where: str) -> None:
     view = memoryview(data).cast("B")
     if len(view) < place.table_at or zlib_ng.crc32(view[: place.table_at]) != place.crc:
         low = place.start
-        raise _damaged(f"bytes [{low}, {low + place.table_at}) fail their checksum", where)
-
-
-def _damaged(what: str, where: str) -> DataError:
-    return DataError(
-        what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
-    )
+        raise damaged(f"bytes [{low}, {low + place.table_at}) fail their checksum", where)
 
 
 # -- dictionaries ----------------------------------------------------------------------------------

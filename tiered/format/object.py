@@ -36,7 +36,7 @@ from zlib_ng import zlib_ng
 from tiered.errors import DataError, OtherVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -99,14 +99,14 @@ def _split_trailer(tail: bytes, *, where: str) -> tuple[int, Head, bytes]:
     """Version and head of a trailer, of whatever version, and what stands before the footer."""
     size = trailer_size(tail)
     if not size:
-        raise _damaged("the object does not end in a footer", where)
+        raise damaged("the object does not end in a footer", where)
     *head, version, _, crc, _ = _FOOTER.unpack(tail[-FOOTER_BYTES:])
     payload_bytes, text_bytes, block_bytes, count, payload_crc = head
     if size > len(tail) or block_bytes == 0 or count != -(-payload_bytes // block_bytes):
-        raise _damaged("the footer's sizes contradict each other", where)
+        raise damaged("the footer's sizes contradict each other", where)
     covered = tail[-size : len(tail) - FOOTER_BYTES + _HEAD.size]
     if zlib_ng.crc32(covered) != crc:
-        raise _damaged("the trailer's checksum is wrong", where)
+        raise damaged("the trailer's checksum is wrong", where)
     found = (payload_bytes, text_bytes, block_bytes, count, payload_crc)
     return version, found, covered[: -_HEAD.size]
 
@@ -122,10 +122,58 @@ def _read_description(text: bytes, where: str) -> Mapping[str, Any]:
     return found
 
 
-def _damaged(what: str, where: str) -> DataError:
+def damaged(what: str, where: str) -> DataError:
+    """The error of an object whose bytes are not what they were."""
     return DataError(
         what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
     )
+
+
+# -- checksums of blocks ---------------------------------------------------------------------------
+
+
+def block_sizes(size: int, block_bytes: int = BLOCK_BYTES) -> Iterator[int]:
+    """Sizes of the blocks that so many bytes are cut into."""
+    for at in range(0, size, block_bytes):
+        yield min(block_bytes, size - at)
+
+
+def combined(blocks: Iterable[tuple[int, int]]) -> int:
+    """The CRC of blocks one after another, from (CRC, size) of each."""
+    whole = 0
+    for crc, size in blocks:
+        whole = zlib_ng.crc32_combine(whole, crc, size)
+    return whole
+
+
+def block_crcs(buffers: Sequence[Buffer], block_bytes: int = BLOCK_BYTES) -> tuple[int, list[int]]:
+    """Size of all, and the CRC of each block, over buffers that need not end at block ends."""
+    total = 0
+    for buffer in buffers:
+        total += memoryview(buffer).nbytes
+    if total <= block_bytes:
+        whole = 0
+        for buffer in buffers:
+            whole = zlib_ng.crc32(buffer, whole)
+        return total, [whole] if total else []
+    crcs: list[int] = []
+    crc = filled = 0
+    for view in (memoryview(buffer).cast("B") for buffer in buffers):
+        at = 0
+        while at < len(view):
+            chunk = view[at : at + block_bytes - filled]
+            crc = zlib_ng.crc32(chunk, crc)
+            filled += len(chunk)
+            at += len(chunk)
+            if filled == block_bytes:
+                crcs.append(crc)
+                crc = filled = 0
+    if filled:
+        crcs.append(crc)
+    return total, crcs
+
+
+# -- objects ---------------------------------------------------------------------------------------
 
 
 def build_object(
@@ -135,34 +183,13 @@ def build_object(
 
     ``description`` is JSON-able: what a rebuild from a listing needs to know.
     """
-    payload_bytes, payload_crc, crcs = _checksums(buffers, block_bytes)
+    payload_bytes, crcs = block_crcs(buffers, block_bytes)
+    payload_crc = combined(zip(crcs, block_sizes(payload_bytes, block_bytes), strict=True))
     text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
     signed = text + struct.pack(f">{len(crcs)}I", *crcs)
     head = (payload_bytes, len(text), block_bytes, len(crcs), payload_crc)
     trailer = _make_trailer(signed, head)
     return SealedObject([*buffers, trailer], payload_bytes, payload_crc, len(trailer))
-
-
-def _checksums(buffers: Sequence[Buffer], block_bytes: int) -> tuple[int, int, list[int]]:
-    """Size and CRC of the payload, and the CRC of each block, over buffers that need not end at block ends."""
-    crcs: list[int] = []
-    total, crc, filled, payload_crc = 0, 0, 0, 0
-    for buffer in buffers:
-        view = memoryview(buffer).cast("B")
-        payload_crc = zlib_ng.crc32(view, payload_crc)
-        start = 0
-        while start < len(view):
-            chunk = view[start : start + block_bytes - filled]
-            crc = zlib_ng.crc32(chunk, crc)
-            filled += len(chunk)
-            start += len(chunk)
-            if filled == block_bytes:
-                crcs.append(crc)
-                crc = filled = 0
-        total += len(view)
-    if filled:
-        crcs.append(crc)
-    return total, payload_crc, crcs
 
 
 def parse_trailer(tail: bytes, *, where: str) -> Trailer:

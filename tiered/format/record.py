@@ -30,7 +30,7 @@ offset   bytes   field                     notes
 
 The shortest record has 91 bytes. What lies between this description and ``tiered.format.block``,
 which reads many records at once, is held equal by a property test (through
-``tiered.format.scalar``).
+``tests/support/scalar.py``).
 """
 
 from __future__ import annotations

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import (
-    RecordBlock,
-    Stop,
-    check_records,
-    parse_records,
-    walk_records,
-)
+from tiered.format.block import RecordBlock, Stop, split_records
 from tiered.format.record import SIZE_AND_MAGIC, RecordFault
 
 if TYPE_CHECKING:
@@ -141,11 +135,15 @@ class LogChunks:
         hints = None
         if self._index is not None:
             hints = self._index.places(position, position + count, stop_at) - position
-        size_max = min(RECORD_BYTES_MAX, self._log.file_bytes)
-        walk = walk_records(view, 0, count, size_max=size_max, hints=hints)
-        block = parse_records(view[:count], walk.positions, walk.sizes)
-        expected = walk.positions + position if check_place else None
-        check_records(block, expected_physical=expected, check_crc=check_crc)
+        block, walk = split_records(
+            view[:count],
+            0,
+            count,
+            physical_offset=position if check_place else None,
+            size_max=min(RECORD_BYTES_MAX, self._log.file_bytes),
+            check_crc=check_crc,
+            hints=hints,
+        )
         if self._log.has_lost:  # no checksum covers all of a record
             block.faults[self._log.lost(walk.positions + position, walk.sizes)] = RecordFault.CRC
         end = position + walk.end

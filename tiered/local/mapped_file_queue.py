@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+_Found = TypeVar("_Found")
 _Positions = TypeVar("_Positions", int, "npt.NDArray[np.int64]")
 _NOT_A_FILE: Final = (errno.ENXIO, errno.ENODEV, errno.EISDIR)
 _TOO_MANY: Final = (errno.EMFILE, errno.ENFILE)
@@ -57,25 +58,25 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     return descriptor
 
 
-def open_if_there(path: str) -> int | None:
-    """As ``open_read_only``; None when there is no such file."""
+def if_there(path: str, look: Callable[[], _Found]) -> _Found | None:
+    """What a call finds at a path; None when there is nothing."""
     try:
-        return open_read_only(path)
+        return look()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def open_if_there(path: str) -> int | None:
+    """As ``open_read_only``; None when there is no such file."""
+    return if_there(path, lambda: open_read_only(path))
 
 
 def stat_if_there(path: str, *, follows_links: bool = True) -> os.stat_result | None:
     """What the system knows of a file or directory; None when there is none."""
-    try:
-        # (asked with every poll; Path costs three times as much)
-        return os.stat(path, follow_symlinks=follows_links)  # noqa: PTH116
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from error
+    # (asked with every poll; Path costs three times as much)
+    return if_there(path, lambda: os.stat(path, follow_symlinks=follows_links))  # noqa: PTH116
 
 
 def open_read_only(path: str) -> int:
@@ -526,12 +527,7 @@ def directory_stamp(directory: str) -> tuple[int, int] | None:
 
 def list_names(directory: str) -> list[str]:
     """Names in ``directory``, sorted; empty when it does not exist."""
-    try:
-        return sorted(os.listdir(directory))  # noqa: PTH208 (names only)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise unreadable(directory, error) from error
+    return sorted(if_there(directory, lambda: os.listdir(directory)) or ())  # noqa: PTH208 (names only)
 
 
 def list_bases(directory: str, others: list[str] | None = None) -> tuple[int, ...]:

@@ -42,12 +42,7 @@ _CHUNK_BYTES_MIN: Final = 1024
 
 
 class CommitLog:
-    """See the module.
-
-    Attributes:
-        end: Physical offset behind the last record.
-        synced: What is below it is on the disk.
-    """
+    """See the module."""
 
     def __init__(
         self,
@@ -67,6 +62,7 @@ class CommitLog:
                 where=f"{root}/{LOG_DIRECTORY}",
                 do="give the files the length that the store was made with",
             )
+        # Physical offsets: behind the last record; and what is below it is on the disk.
         self.end = self.synced = end
         self.store_ms = store_ms  # store time of the last record
         self.handover = StoredHandover()  # what was appended, for the thread that lists it
@@ -207,13 +203,7 @@ class CommitLog:
 
 
 class _AppendPlan:
-    """Gives places, in memory.
-
-    Attributes:
-        end: Physical offset behind the last record.
-        queue_offsets, positions: Of each record.
-        moved: Where the queues go on.
-    """
+    """Gives places, in memory."""
 
     def __init__(
         self,
@@ -224,8 +214,9 @@ class _AppendPlan:
     ) -> None:
         # Where a file is filled up: the number of the record before which that is, and what is left of the file.
         self.blanks: list[tuple[int, int]] = []
+        # Of each record; and physical offset behind the last one.
         self.positions, self.end = self._positions(messages.sizes, position, file_bytes)
-        self.moved, self.queue_offsets = messages.queue_offsets(ends)
+        self.moved, self.queue_offsets = messages.queue_offsets(ends)  # where queues go on; of each
 
     def places(self, store_ms: int) -> RecordPlaces:
         return RecordPlaces(self.queue_offsets, self.positions, self.end, store_ms)

@@ -446,7 +446,6 @@ REFUSED_BITS: Final = (
 )
 _ZERO: Final = (0,)
 _UNSET: Final = (None,)
-_HOST_BITS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _FIELDS: Final = attrgetter(
     "topic",
     "queue_id",
@@ -664,15 +663,11 @@ class Encoder:
         leads = self._topics.get(topic)
         if leads is None:
             leads = self._topics[topic] = Leads(topic)
-        try:
-            host = self.store_host if born_host is None else pack_host(born_host)
-        except ValueError as error:
-            raise InvalidError(str(error), do="give ip:port or [ip]:port") from error
+        said = self._options.store_host if born_host is None else born_host
+        flag = host_bits(sys_flag, said, self._options.store_host)
         if sys_flag < 0 or sys_flag & REFUSED_BITS:
             self._refuse(messages, fresh)
-        flag = sys_flag & ~_HOST_BITS
-        flag |= sysflag.BORN_HOST_V6 if len(host) > _V4_BYTES else 0
-        flag |= sysflag.STORE_HOST_V6 if len(self.store_host) > _V4_BYTES else 0
+        host = pack_host(said)
         rest = BODY_AT + len(host) + len(self.store_host) - 2 * _V4_BYTES + leads.size
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()

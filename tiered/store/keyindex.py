@@ -60,9 +60,6 @@ class KeyFile:
     reader sees at most that the newest items are missing. Room is taken from the disk before it is written to, since a
     write through a mapping cannot fail cleanly. After a crash of the machine only what the checkpoint covers is to be
     believed; ``cut`` goes back to it.
-
-    Attributes:
-        begin_ms, end_ms, begin_physical, end_physical: Of its first and last item.
     """
 
     def __init__(self, path: str, slots: int, items: int) -> None:
@@ -85,6 +82,7 @@ class KeyFile:
         self._slot_table = np.frombuffer(self._map, ">i4", slots, INDEX_HEADER_BYTES)
         self._item_table = np.frombuffer(self._map, ITEM, items, self._items_at)
         header = _HEADER.unpack_from(self._map)
+        # Of its first and last item.
         self.begin_ms, self.end_ms, self.begin_physical, self.end_physical = header[:4]
         self._used: int = header[4]
         self.count: int = min(max(1, header[5]), items)  # number of the next item (1: empty)
@@ -100,11 +98,8 @@ class KeyFile:
         if not count:
             return 0
         self._take_room(self._items_at + INDEX_ITEM_BYTES * (self.count + count))
-        hashes, physical_offsets, times_ms = (
-            hashes[:count],
-            physical_offsets[:count],
-            times_ms[:count],
-        )
+        columns = hashes, physical_offsets, times_ms
+        hashes, physical_offsets, times_ms = (column[:count] for column in columns)
         if self.count == 1:
             self.begin_ms, self.begin_physical = int(times_ms[0]), int(physical_offsets[0])
         first = self.count
@@ -256,20 +251,14 @@ class KeyIndex:
 
     def put(self, hashes: Longs, physical_offsets: Longs, times_ms: Longs) -> None:
         """As ``KeyFile.put``; after an OSError some may have been put, which a later put of the same leaves alone."""
-        known = self.end_physical
+        known, columns = self.end_physical, [hashes, physical_offsets, times_ms]
         if len(physical_offsets) and int(physical_offsets[0]) <= known:
-            fresh = physical_offsets > known
-            hashes, physical_offsets = hashes[fresh], physical_offsets[fresh]
-            times_ms = times_ms[fresh]
-        while len(hashes):
+            columns = [column[physical_offsets > known] for column in columns]
+        while len(columns[0]):
             if not self._files or self._files[-1].is_full:
                 self._roll()
-            done = self._files[-1].put(hashes, physical_offsets, times_ms)
-            hashes, physical_offsets, times_ms = (
-                hashes[done:],
-                physical_offsets[done:],
-                times_ms[done:],
-            )
+            done = self._files[-1].put(*columns)
+            columns = [column[done:] for column in columns]
 
     def find(self, hash_value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of records that may have a key of this hash, newest first."""

@@ -309,10 +309,6 @@ class ReadyRecords:
     """Records that lie elsewhere, made anew for one store but for their places, which it gives them (``put_places``).
 
     Body, checksum, producer, times of the producer and its flags stay as they are; queue and properties are new ones.
-
-    Attributes:
-        queues: Topic and queue id of each.
-        distinct: The queues there are.
     """
 
     def __init__(
@@ -329,7 +325,7 @@ class ReadyRecords:
             raise InvalidError(f"properties of more than {PROPERTIES_BYTES_MAX} bytes")
         middles = [leads[queue[0]][size] for queue, size in zip(queues, lengths, strict=True)]
         heads = _heads(block, options.store_host)
-        self.queues, self.distinct = queues, set(queues)
+        self.queues, self.distinct = queues, set(queues)  # of each; and those there are
         chunks = chain.from_iterable(zip(heads, middles, properties, strict=True))
         self.data = bytearray().join(chunks)  # the records, one behind the other
         head_sizes = np.fromiter(map(len, heads), np.int64, len(heads))
