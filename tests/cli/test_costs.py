@@ -73,7 +73,7 @@ def test_a_month_of_rounds_at_list_prices() -> None:
     cost = cost_of(rate, lease_s=10)
     every = MONTH_S / 2
     assert cost.lease_dollars == pytest.approx(MONTH_S / (10 / 3) * 0.005 / 1000)
-    written = every * (3 + 1 / 12) * 0.005 / 1000
+    written = every * (3 + 2 / 12) * 0.005 / 1000  # each checkpoint is put twice
     assert cost.dollars == pytest.approx(written + every * 0.0004 / 1000 + cost.lease_dollars)
     assert cost.freshness_dollars == pytest.approx(written, rel=0.02)
     full = Rate(2.0 * rounds, rounds, rounds, rounds, 2 * rounds, rounds * 16 * MIB, 0)

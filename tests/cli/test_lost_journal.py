@@ -70,7 +70,7 @@ def lose_the_end(folder: Path) -> None:
 
 def lose_all_but_the_lease(folder: Path) -> None:
     lose_all(folder)
-    for root in ("bundle", "index"):
+    for root in ("bundle", "index", "meta"):
         (found,) = folder.glob(f"*/*/{root}")
         shutil.rmtree(found)
 
@@ -192,8 +192,20 @@ def lose_all_and_the_lease(folder: Path) -> None:
     next(folder.glob("*/*/lease")).unlink()
 
 
+def lose_all_that_tells_it(folder: Path) -> None:
+    lose_all_and_the_lease(folder)
+    (copies,) = folder.glob("*/*/meta/journal")
+    shutil.rmtree(copies)
+
+
 @pytest.mark.parametrize(
-    ("loss", "is_known"), [(lose_all, True), (lose_the_end, True), (lose_all_and_the_lease, False)]
+    ("loss", "is_known"),
+    [
+        (lose_all, True),
+        (lose_the_end, True),
+        (lose_all_and_the_lease, True),  # the copies of checkpoints tell it
+        (lose_all_that_tells_it, False),
+    ],
 )
 def test_a_rebuilt_journal_is_of_the_same_history_where_that_is_known(
     loss: Callable[[Path], None], is_known: bool, tiered: CommandLine, copied: Path

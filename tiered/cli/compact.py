@@ -276,11 +276,7 @@ def _topics(
 
 
 def _tiered(at: Workplace, topics: frozenset[str]) -> set[str]:
-    from tiered.log.reader import TierReader
-
-    reader = TierReader(at.store, at.prefix)
-    reader.refresh()
-    return {queue.topic for queue in reader.state.queues} & topics
+    return {queue.topic for queue in at.reader().state.queues} & topics
 
 
 def _archived(archive: ObjectStore, topics: frozenset[str]) -> set[str]:

@@ -337,8 +337,7 @@ class Compactor:
             InvalidError: There is no such topic, or one cannot be compacted.
             DataError: The journal is damaged, or contradicts itself. Of messages the plan says what is (``damaged``).
         """
-        reader = TierReader(self._at.store, self._at.prefix)
-        reader.refresh()
+        reader = self._at.reader()
         now_ms, state = self._at.clock.now_ms(), reader.state
         steps, left = [], []
         self._damaged = []

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Self
 from backends.errors import BackendError
 from tiered.compaction.newest import keys_that_fit
 from tiered.errors import TieredStoreError
-from tiered.log.reader import TierReader
 from tiered.metrics import Sample
 from tiered.upkeep.compact import Compactor
 
@@ -99,9 +98,8 @@ class CompactionThread:
             self.counters.seconds += self._at.clock.monotonic_s() - began_s
 
     def _round(self) -> None:
-        reader = TierReader(self._at.store, self._at.prefix)
-        reader.refresh()
-        topics = sorted({queue.topic for queue in reader.state.queues} & set(self._topics()))
+        there = {queue.topic for queue in self._at.reader().state.queues}
+        topics = sorted(there & set(self._topics()))
         counters, errors = self.counters, []
         counters.keys, counters.map_use, counters.dirty_ratio = 0, 0.0, 0.0
         for topic in topics:  # one by one: one that cannot be compacted keeps no other from it

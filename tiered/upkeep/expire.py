@@ -121,14 +121,14 @@ class ExpiryProof(Protocol):
 
 def topics_of(at: Workplace) -> set[str]:
     """The topics that the tier has."""
-    return {queue.topic for queue in _reader(at).state.queues}
+    return {queue.topic for queue in at.reader().state.queues}
 
 
 def plan_expire(
     at: Workplace, ttl_ms: Ttl, *, objects_max: int, proof: ExpiryProof | None = None
 ) -> ExpirePlan:
     """What expires now. Changes nothing."""
-    reader = _reader(at)
+    reader = at.reader()
     now_ms = at.clock.now_ms()
     may_go = partial(proof.holds, reader.state) if proof else (lambda *_segment: True)
     steps, is_cut = plan_expiry(
@@ -142,7 +142,7 @@ def plan_expire(
 
 def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> ExpirePlan:
     """What removing a topic gives up. Changes nothing."""
-    reader = _reader(at)
+    reader = at.reader()
     if all(queue.topic != topic for queue in reader.state.queues):
         raise InvalidError(
             f"the tier has no topic {topic}", where=at.store.url, do="`tiered ls URL` lists them"
@@ -159,7 +159,7 @@ def plan_expire_timers(
     Args:
         with_refused: Files, too, that hold messages which the target refused: nobody else has these.
     """
-    reader, now_ms = _reader(at), at.clock.now_ms()
+    reader, now_ms = at.reader(), at.clock.now_ms()
     old = [
         hour
         for hour in sorted(reader.state.timers.hours)
@@ -281,12 +281,6 @@ def _require_clock(at: Workplace, plan: ExpirePlan, store_now_ms: int) -> None:
         )
 
 
-def _reader(at: Workplace) -> TierReader:
-    reader = TierReader(at.store, at.prefix)
-    reader.refresh()
-    return reader
-
-
 def _plan(
     at: Workplace,
     reader: TierReader,
@@ -319,8 +313,7 @@ def _plan(
 
 def plan_truncate(at: Workplace, queue: MessageQueue, end: int) -> TruncatePlan:
     """What truncating a queue's end gives up. Changes nothing."""
-    reader = TierReader(at.store, at.prefix)
-    reader.refresh()
+    reader = at.reader()
     incarnation = reader.state.incarnation(queue)
     _require_sense(at, queue, incarnation, end)
     assert incarnation is not None

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.keys import DATA_ROOTS, maker_of
 from tiered.log.history import named_objects
-from tiered.log.reader import TierReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +43,7 @@ class OldVersions:
 
 def erasable(at: Workplace, bucket: Bucket) -> Iterator[StoredVersion]:
     """What is left of deleted objects that held messages or keys and are named by nobody."""
-    reader = TierReader(at.store, at.prefix)
-    reader.refresh()
-    named = named_objects(reader.state)
+    named = named_objects(at.reader().state)
     for root in DATA_ROOTS:
         for one in bucket.of_deleted(at.prefix + root):
             key = one.key.removeprefix(at.prefix)

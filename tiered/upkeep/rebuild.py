@@ -69,7 +69,6 @@ from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
 from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
 from tiered.log.indexed import after_index, index_action
-from tiered.log.reader import TierReader
 from tiered.log.rebuilt_state import (
     REBUILT_STRIDE,
     Loss,
@@ -586,8 +585,7 @@ def plan_rebuild_index(
     at: Workplace, told: Callable[[str, int, int], None] = lambda _what, _done, _total: None
 ) -> IndexPlan:
     """See what is to be made again. Writes nothing."""
-    reader = TierReader(at.store, at.prefix)
-    reader.refresh()
+    reader = at.reader()
     state = reader.state
     drop: list[DroppedIndex] = []
     with ThreadPoolExecutor(THREADS, "tiered-rebuild") as pool:

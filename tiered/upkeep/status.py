@@ -113,7 +113,11 @@ def read_status(
     elif cluster is not None and broker is not None:
         places = [choose_place(store, cluster, broker)]
     else:
-        places = [p for p in find_places(store) if _fits(p, cluster, broker)]
+        places = [
+            place
+            for place in find_places(store)
+            if cluster in {None, place.cluster} and broker in {None, place.broker}
+        ]
     if not places:
         raise no_tier(store)
     found: list[BrokerFacts] = []
@@ -131,10 +135,6 @@ def read_status(
             refused = StoreUnavailableError(str(error), do=what_to_do(error))
             unread.append(UnreadBroker(place, refused))
     return found, unread
-
-
-def _fits(place: Place, cluster: str | None, broker: str | None) -> bool:
-    return cluster in {None, place.cluster} and broker in {None, place.broker}
 
 
 def _read(

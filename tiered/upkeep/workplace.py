@@ -29,6 +29,7 @@ from tiered.journal.lease import Holder, JournalEnd, Lease, LeaseState, encode_l
 from tiered.journal.replay import JournalReader
 from tiered.journal.typed import as_document, document_of
 from tiered.keys import LEASE, ledger_key
+from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class Workplace:
     def new_id(self) -> str:
         """A random id of 8 hex digits."""
         return f"{self.rng.getrandbits(32):08x}"
+
+    def reader(self) -> TierReader:
+        """Of the tier as it is now."""
+        found = TierReader(self.store, self.prefix)
+        found.refresh()
+        return found
 
 
 # --------------------------------------------------------------------------------------------------
