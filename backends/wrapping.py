@@ -80,8 +80,8 @@ class WrappingStore:
         self._inner.close()
 
 
-class Asked(NamedTuple):
-    """What is asked of a store."""
+class StoreCall(NamedTuple):
+    """A request to a store, as decorators see it."""
 
     kind: Kind
     up: int = 0  # bytes in the body
@@ -94,39 +94,39 @@ class AroundStore(WrappingStore):
     Listings are generators, so that what is around one is around its reader as well: each decorator has its own.
     """
 
-    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+    def around(self, asked: StoreCall, call: Callable[[], _T]) -> _T:
         """Make a request by ``call``; what it gives."""
         raise NotImplementedError
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        asked = Asked("put", up=size_bytes(data))
+        asked = StoreCall("put", up=size_bytes(data))
         self.around(asked, lambda: self._inner.put_if_absent(key, data))
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        return self.around(Asked("get"), lambda: self._inner.get(key, byte_range))
+        return self.around(StoreCall("get"), lambda: self._inner.get(key, byte_range))
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
         def fill() -> memoryview:
             get_into(self._inner, key, byte_range, target)
             return target
 
-        self.around(Asked("get"), fill)
+        self.around(StoreCall("get"), fill)
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        asked = Asked("get", requests=len(byte_ranges))
+        asked = StoreCall("get", requests=len(byte_ranges))
         return self.around(asked, lambda: self._inner.get_ranges(key, byte_ranges))
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        return self.around(Asked("get"), lambda: self._inner.get_versioned(key))
+        return self.around(StoreCall("get"), lambda: self._inner.get_versioned(key))
 
     def head(self, key: str) -> ObjectInfo:
-        return self.around(Asked("head"), lambda: self._inner.head(key))
+        return self.around(StoreCall("head"), lambda: self._inner.head(key))
 
     def delete(self, key: str) -> None:
-        self.around(Asked("delete"), lambda: self._inner.delete(key))
+        self.around(StoreCall("delete"), lambda: self._inner.delete(key))
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        asked = Asked("compare_and_set", up=len(data))
+        asked = StoreCall("compare_and_set", up=len(data))
         return self.around(asked, lambda: self._inner.compare_and_set(key, data, expected))
 
 
@@ -307,7 +307,7 @@ class RetryingStore(AroundStore):
                 f"an earlier try may have written {key!r}; last: {error}"
             ) from error
 
-    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+    def around(self, asked: StoreCall, call: Callable[[], _T]) -> _T:
         # After an unknown outcome the same compare-and-set once more would find another version than it expects.
         return self._again(
             call, final=UnknownOutcomeError if asked.kind == "compare_and_set" else ()
@@ -484,7 +484,7 @@ class MeteredStore(AroundStore):
         with self._lock:
             return MeterSnapshot(dict(self._counts), self._prices, self._retries)
 
-    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+    def around(self, asked: StoreCall, call: Callable[[], _T]) -> _T:
         with self._counted(asked):
             found = call()
         if asked.kind == "get":
@@ -492,14 +492,14 @@ class MeteredStore(AroundStore):
         return found
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        with self._counted(Asked("list")):
+        with self._counted(StoreCall("list")):
             for number, found in enumerate(self._inner.list(prefix, start_after=start_after)):
                 if number and number % PAGE_KEYS == 0:
                     self._add("list", requests=1)
                 yield found
 
     @contextmanager
-    def _counted(self, asked: Asked) -> Iterator[None]:
+    def _counted(self, asked: StoreCall) -> Iterator[None]:
         # Before the lock: its holder may be a thread of that process.
         require_same_process(self._pid, self.url)
         # Before it is made: a store bills what it refuses, and what nobody waits for any more.

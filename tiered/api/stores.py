@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectInfo, ObjectStore
     from backends.s3_settings import S3Options
-    from backends.wrapping import Asked, Kind
+    from backends.wrapping import Kind, StoreCall
     from tiered.clock import Clock
 
 _T = TypeVar("_T")
@@ -241,7 +241,7 @@ class PatientStore(AroundStore):
             found[one.reason] = max(found[one.reason], now_s - one.since_s)
         return found
 
-    def around(self, asked: Asked, call: Callable[[], _T]) -> _T:
+    def around(self, asked: StoreCall, call: Callable[[], _T]) -> _T:
         with self._watched(_TOLD_AS.get(asked.kind, asked.kind), asked.up):
             return call()
 

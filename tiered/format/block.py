@@ -626,8 +626,8 @@ def split_records(
     """Walk, parse and check what lies in ``[start, end)`` of a chunk of the local log.
 
     ``physical_offset``: of the byte at ``start``; None: records' own places are not compared. ``hints``: as of
-    ``walk_records``. The records, faults
-    included, and the walk; a record with a fault does not end the walk as long as its size leads on.
+    ``walk_records``. The records, faults included, and the walk; a record with a fault does not end the walk as long as
+    its size leads on.
     """
     walk = walk_records(buffer, start, end, size_max=size_max, hints=hints)
     block = parse_records(buffer, walk.positions, walk.sizes)
