@@ -26,7 +26,7 @@ from tiered.errors import (
     StoreUnavailableError,
 )
 from tiered.log.reader import TierReader
-from tiered.upkeep.compact import Compactor, CompactSettings
+from tiered.upkeep.compact import Compactor, CompactPlan, CompactSettings
 from tiered.upkeep.expire import apply_steps, plan_delete_topic, plan_expire
 from tiered.upkeep.gc import apply_gc, plan_gc
 from tiered.upkeep.workplace import Workplace
@@ -104,8 +104,8 @@ class Reclaimer(Owner):
             plans.append(plan)
             if rng.random() < 0.3:
                 self.world.scheduler.park(rng.random() * 10)
-        if isinstance(plan, dict):
-            if plan["steps"]:
+        if isinstance(plan, CompactPlan):
+            if plan.steps:
                 Compactor(at, self._settings).apply(plan)
         elif plan.what == "gc":
             done = apply_gc(at, plan)

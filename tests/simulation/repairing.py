@@ -18,7 +18,7 @@ from simulation.scheduler import START_MS
 
 from backends.testing.faulty import FaultyStore
 from tiered.clock import ManualClock
-from tiered.keys import JOURNAL, LEASE
+from tiered.keys import JOURNAL, LEASE, MIRROR
 from tiered.log.reader import TierReader
 from tiered.log.state import Gap
 from tiered.log.verify import verify_tier
@@ -81,15 +81,22 @@ def _is_there(world: World, queue: QueueKey, incarnation: ModelIncarnation, row:
 
 
 def rebuild_all(world: World) -> None:
-    """The journal is lost, behind a last gc, and rebuilt: a queue's present incarnation has all its messages."""
+    """The journal is lost, behind a last gc, and rebuilt; then with all copies of its checkpoints."""
     prefix, store = world.place.prefix, FaultyStore(world.memory, random.Random(1))
-    for info in list(store.list(prefix + JOURNAL)):
-        store.delete(info.key)
-    world.memory.delete(prefix + LEASE)
+    for seed, lost in enumerate(([JOURNAL], [JOURNAL, MIRROR + JOURNAL]), world.scheduler.steps):
+        for info in [info for folder in lost for info in store.list(prefix + folder)]:
+            store.delete(info.key)
+        world.memory.delete(prefix + LEASE)
+        _rebuild(world, store, random.Random(seed))
+
+
+def _rebuild(world: World, store: FaultyStore, rng: random.Random) -> None:
+    """Rebuild a lost journal: a queue's present incarnation has all its messages."""
+    prefix = world.place.prefix
     with ThreadPoolExecutor(1) as pool:
         plan = plan_rebuild(store, prefix, pool)
     clock = ManualClock(round(START_MS + world.scheduler.now_s * 1000))
-    at = Workplace(store, store, world.place, clock, random.Random(world.scheduler.steps))
+    at = Workplace(store, store, world.place, clock, rng)
     apply_rebuild(at, plan, accept_gaps=True)
     world.count("rebuilt")
     reader = TierReader(store, prefix)
