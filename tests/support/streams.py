@@ -104,8 +104,7 @@ class Place:
         def opened(options: Mapping[str, str]) -> ObjectStore:
             return self.archive if options["path"] == "archive" else self.tier.store
 
-        for module in (tier_states, readers):
-            monkeypatch.setattr(module, "open_place", opened)
+        monkeypatch.setattr(tier_states, "open_place", opened)
 
     def reader(self, wanted: Selection = EVERY, **options: str) -> TierStreamReader:
         named = {name.replace("_", "-"): text for name, text in options.items()}

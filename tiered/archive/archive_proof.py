@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zlib_ng import zlib_ng
-
 from backends.errors import ObjectNotFoundError
+from tiered.archive.damage import read_proven
 from tiered.archive.model import ArchiveQueue
 from tiered.archive.plan import has_times, overtaken_by
+from tiered.errors import DataError
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
 
@@ -119,11 +119,9 @@ class ArchiveProof:
 
     def _look(self, file: ParquetFile | SideFile) -> str:
         try:
-            data = self._archive.get(file.key)
-        except ObjectNotFoundError:
-            return f"{file.key}: the file is gone"
-        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
-            return f"{file.key}: the file has other bytes than the archive's log says"
+            read_proven(self._archive, file)
+        except DataError as error:
+            return f"{file.key}: {error.what}"
         return ""
 
     def _sources(self, archived: Archived, segment: Segment) -> str:

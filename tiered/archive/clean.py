@@ -48,10 +48,11 @@ from tiered.archive.model import (
     is_made_key,
 )
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InvalidError, OtherVersionError
+from tiered.errors import DataError, OtherVersionError
 from tiered.journal.checkpoint import trim_journal
-from tiered.upkeep.workplace import FORMAT, moved_on
+from tiered.journal.typed import as_row, row_of
 from tiered.upkeep.workplace import PlanDocument as Plan
+from tiered.upkeep.workplace import moved_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,10 +78,6 @@ class Leftover:
     size_bytes: int  # of the object
     at_ms: int  # when it was replaced, else when it was written; UTC
     kind: str  # which of those above
-
-    def row(self) -> list[Any]:
-        """As JSON: the fields in order."""
-        return [self.key, self.size_bytes, self.at_ms, self.kind]
 
 
 def plan_clean(at: JobContext, state: ArchiveState, *, grace_ms: int, limit: int) -> Plan:
@@ -110,26 +107,21 @@ def plan_clean(at: JobContext, state: ArchiveState, *, grace_ms: int, limit: int
         *_old(at.archive.list(PROBES), PROBE, min(before_ms, at.clock.now_ms() - PROBE_OLD_MS)),
     ]
     young = [one for one in strays.ours if not 0 <= one.at_ms < before_ms]
-    return {
-        "format": FORMAT,
-        "what": WHAT,
-        "url": at.archive.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
-        "made_ms": at.clock.now_ms(),
-        "grace_ms": grace_ms,
-        "young": sum(one.kind == REPLACED and one.at_ms >= before_ms for one in found),
-        "deletion_count": len(old[:limit]),
-        "deletion_bytes": sum(one.size_bytes for one in old[:limit]),
-        "is_cut": len(old) > limit,
-        "deletions": [one.row() for one in old[:limit]],
-        "refusals": [*harmed, *damaged][:LISTED],
-        "unnamed_count": len(young),
-        "unnamed_bytes": sum(one.size_bytes for one in young),
-        "unnamed": sorted(one.key for one in young)[:LISTED],
-        "foreign_count": len(strays.foreign),
-        "foreign": strays.foreign[:LISTED],
-    }
+    return at.plan(
+        WHAT,
+        grace_ms=grace_ms,
+        young=sum(one.kind == REPLACED and one.at_ms >= before_ms for one in found),
+        deletion_count=len(old[:limit]),
+        deletion_bytes=sum(one.size_bytes for one in old[:limit]),
+        is_cut=len(old) > limit,
+        deletions=[row_of(one) for one in old[:limit]],
+        refusals=[*harmed, *damaged][:LISTED],
+        unnamed_count=len(young),
+        unnamed_bytes=sum(one.size_bytes for one in young),
+        unnamed=sorted(one.key for one in young)[:LISTED],
+        foreign_count=len(strays.foreign),
+        foreign=strays.foreign[:LISTED],
+    )
 
 
 def apply_clean(at: JobContext, log: JournalWriter[ArchiveState], plan: Plan) -> dict[str, Any]:
@@ -142,9 +134,8 @@ def apply_clean(at: JobContext, log: JournalWriter[ArchiveState], plan: Plan) ->
         InvalidError: It is of another archive, or the archive has moved on. Nothing was deleted.
         BackendError: A store failed. Applying again goes on.
     """
-    if plan["url"] != at.archive.url:
-        raise InvalidError(f"this plan is of {plan['url']}", do="plan again")
-    rows = [Leftover(*row) for row in plan["deletions"]]
+    at.require_own(plan)
+    rows = [as_row(Leftover).decode(row) for row in plan["deletions"]]
     done = {"deleted": 0, "deleted_bytes": 0, "already_gone": 0}
     _delete_files(at, log, [one for one in rows if one.kind in {REPLACED, UNNAMED}], done)
     _delete_others(at, log.state, [one for one in rows if one.kind in {PART, PROBE}], done)

@@ -116,18 +116,29 @@ def prove(archive: ObjectStore, file: ParquetFile | SideFile) -> None:
         raise _damage(archive, file.key, "has other bytes than the archive's log says")
 
 
+def read_proven(archive: ObjectStore, file: ParquetFile | SideFile) -> bytes:
+    """All bytes of a file, which are what the log says."""
+    with reading(archive, file.key):
+        data = archive.get(file.key)
+    if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
+        raise _damage(archive, file.key, "has other bytes than the archive's log says")
+    return data
+
+
 def find_damage(archive: ObjectStore, files: Iterable[ParquetFile]) -> DataError | None:
     """The first file that is not what the log says: by its size, or by its checksum; of so many files and bytes."""
     read = 0
     for file in islice(files, LOOKED_AT):
         try:
-            if archive.head(file.key).size_bytes != file.size_bytes:
+            with reading(archive, file.key):
+                size = archive.head(file.key).size_bytes
+            if size != file.size_bytes:
                 return _damage(archive, file.key, "has another size than the archive's log says")
-            read += file.size_bytes
-            if read <= READ_BYTES and zlib_ng.crc32(archive.get(file.key)) != file.crc:
-                return _damage(archive, file.key, "has other bytes than the archive's log says")
-        except ObjectNotFoundError:
-            return _damage(archive, file.key, "is gone")
+            read += size
+            if read <= READ_BYTES:
+                read_proven(archive, file)
+        except DataError as error:
+            return error
     return None
 
 

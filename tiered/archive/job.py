@@ -93,6 +93,12 @@ class Done:
     tasks: tuple[Task, ...]
     archived: tuple[Archived, ...]
 
+    def action(self) -> Action:
+        """What makes them part of the archive."""
+        pairs = zip(self.tasks, self.archived, strict=True)
+        rows = [(task.queue, task.tails, archived) for task, archived in pairs]
+        return archive_action(rows, self.tasks[0].epoch)
+
 
 @dataclass(slots=True)
 class Result:
@@ -259,9 +265,8 @@ def spark_ahead(session: Any) -> Callable[[], int]:  # noqa: ANN401 (pyspark has
     """How many tasks of the jobs under way Spark has done. Called from any thread; 0 when Spark does not tell."""
 
     def ahead() -> int:
-        with contextlib.suppress(
-            Exception
-        ):  # whatever the other side of a socket does: progress is not the work
+        # Whatever the other side of a socket does: progress is not the work.
+        with contextlib.suppress(Exception):
             tracker = session.sparkContext.statusTracker()
             stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
             return sum(stage.numCompletedTasks for stage in stages if stage)
@@ -513,14 +518,9 @@ def log_writer(at: JobContext) -> JournalWriter[ArchiveState]:
     return log
 
 
-def plan_job(at: JobContext, state: ArchiveState) -> Plan:
-    """What there is to do now."""
-    return plan_of(at, read_tier(at), state)
-
-
-def plan_of(at: JobContext, reader: TierReader, state: ArchiveState) -> Plan:
-    """What there is to do by what a reader of the tier has seen."""
-    return plan_archive(reader.state, at.place, state, takes=at.takes)
+def plan_job(at: JobContext, state: ArchiveState, reader: TierReader | None = None) -> Plan:
+    """What there is to do, by what a reader of the tier has seen; by default by the tier as it is now."""
+    return plan_archive((reader or read_tier(at)).state, at.place, state, takes=at.takes)
 
 
 def read_tier(at: JobContext) -> TierReader:
@@ -554,7 +554,7 @@ def run_job(
     """
     _require_apart(at)
     log, reader = log_writer(at), read_tier(at)
-    every = plan_of(at, reader, log.state)
+    every = plan_job(at, log.state, reader)
     require_possible(at, log.state, reader.state, every, again=again)
     plan = limited(every, limits)
     result = Result(plan, log.writer, kind, at.clock.now_ms())
@@ -564,8 +564,8 @@ def run_job(
     tell = told or (lambda _result: None)
     with ThreadPoolExecutor(1, "tiered-listing") as pool:
         looked = pool.submit(harmed_files, at.archive, log.state)
-        run = _Run(at, log, engine, result, tell, limits=limits, small_bytes=small_bytes)
-        run.run(again=again)
+        began_s = at.clock.monotonic_s()
+        _Run(at, log, engine, result, tell, limits, small_bytes, began_s).run(again=again)
         suspects = looked.result()
     result.stale = stale_rows(log.state)
     if suspects:
@@ -574,32 +574,22 @@ def run_job(
     return result
 
 
+@dataclass(slots=True)
 class _Run:
     """One run of a job, and what it has in hand."""
 
-    def __init__(
-        self,
-        at: JobContext,
-        log: JournalWriter[ArchiveState],
-        engine: Engine,
-        result: Result,
-        told: Callable[[Result], None],
-        *,
-        limits: Limits,
-        small_bytes: int,
-    ) -> None:
-        self._at = at
-        self._log = log
-        self._engine = engine
-        self._result = result
-        self._told = told
-        self._limits = limits
-        self._small_bytes = small_bytes
-        self._began_s = at.clock.monotonic_s()
-        self._is_full = False
-        self._missed: set[_Source] = set()
-        self._stuck: set[ArchiveQueue] = set()
-        self._trimmed = 0
+    _at: JobContext
+    _log: JournalWriter[ArchiveState]
+    _engine: Engine
+    _result: Result
+    _told: Callable[[Result], None]
+    _limits: Limits
+    _small_bytes: int
+    _began_s: float
+    _is_full: bool = False
+    _missed: set[_Source] = field(default_factory=set)
+    _stuck: set[ArchiveQueue] = field(default_factory=set)
+    _trimmed: int = 0
 
     def run(self, *, again: bool) -> None:
         plan, log = self._result.plan, self._log
@@ -609,10 +599,9 @@ class _Run:
         self._archive(plan)
         if again:
             self._decode_again()
-        is_new = (had.get(topic, 0) < len(found) for topic, found in log.state.bodies.items())
         self._result.is_extended = any(
-            is_more and topic in there
-            for is_more, topic in zip(is_new, log.state.bodies, strict=True)
+            topic in there and had.get(topic, 0) < len(found)
+            for topic, found in log.state.bodies.items()
         )
         # Who plans next reads a checkpoint and no entries, however much this run has done.
         self._save(force=self._result.entries > 0)
@@ -754,7 +743,7 @@ class _Run:
             record = self._result.after(due, self._at.clock.now_ms())
             if append_if(
                 self._log,
-                [*map(_action, due), job_action(record)],
+                [*(one.action() for one in due), job_action(record)],
                 lambda state: all(_fits(state, one) for one in due),
             ):
                 self._result.entries += 1
@@ -795,7 +784,7 @@ class _Run:
                 self._divide(one)
             except (DataError, ObjectNotFoundError) as error:
                 raise _HarmedError(error) from error
-            action = forget_action(one.queue, list(one.starts), one.mark)
+            action = forget_action(one.queue, one.starts, one.mark)
             if append_if(self._log, [action], partial(_is_all, one)):
                 self._result.entries += 1
                 break
@@ -815,12 +804,6 @@ _Source = tuple["ArchiveQueue", int, tuple[str, ...]]
 def _source(task: Task) -> _Source:
     """A task, and from which objects it is made."""
     return task.queue, task.start, tuple(bundle.key for bundle in task.parts.bundles)
-
-
-def _action(done: Done) -> Action:
-    pairs = zip(done.tasks, done.archived, strict=True)
-    rows = [(task.queue, task.tails, archived) for task, archived in pairs]
-    return archive_action(rows, done.tasks[0].epoch)
 
 
 def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:

@@ -22,13 +22,12 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from zlib_ng import zlib_ng
-
-from tiered.archive.damage import reading
+from tiered.archive.damage import read_proven
 from tiered.archive.machine import (
     append_if,
     can_merge,
     fence_action,
+    files_merged,
     find_row_range,
     merge_action,
     named_sizes,
@@ -75,17 +74,14 @@ class Together:
     """A file to be."""
 
     key: str  # relative to the archive
-    row_ranges: tuple[
-        MovedRows, ...
-    ]  # what goes into it, in order of queue and offset; as it lies now
+    row_ranges: tuple[MovedRows, ...]
+    """What goes into it, in order of queue and offset; as it lies now."""
     epoch: int  # of the archive; see ``tiered.archive.model.Fence``
 
     @classmethod
     def of(cls, row_ranges: Iterable[MovedRows], epoch: int) -> Together:
         """One file of row ranges of one topic and day, planned in an epoch."""
-        ordered = tuple(
-            sorted(row_ranges, key=lambda row_range: (row_range.queue, row_range.file.low))
-        )
+        ordered = tuple(sorted(row_ranges, key=lambda one: one.mark))
         day = ordered[0].file.store_min_ms // DAY_MS
         known = [(one.queue, one.file.low, one.file.high, one.file.key) for one in ordered]
         return cls(file_key(day, known, epoch), ordered, epoch)
@@ -165,10 +161,7 @@ class _OldFile:
 
     def __init__(self, archive: ObjectStore, file: ParquetFile) -> None:
         self._where = archive, file.key
-        with reading(archive, file.key):
-            data = archive.get(file.key)
-        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
-            raise _differs(*self._where)
+        data = read_proven(archive, file)
         self.said = read_metadata(data)
         self._places = row_ranges_in(self.said)
         self._file = open_whole(data)
@@ -265,9 +258,7 @@ def plan_merge(
             one.row_ranges.append(MovedRows(queue, file))
             one.is_wanted &= takes(queue) and one.kind == _kind(queue, archived)
     small = [one for one in files.values() if one.is_wanted and one.size_bytes < small_bytes]
-    small.sort(
-        key=lambda one: (one.kind, one.day, one.row_ranges[0].queue, one.row_ranges[0].file.low)
-    )
+    small.sort(key=lambda one: (one.kind, one.day, one.row_ranges[0].mark))
     return [
         Together.of((row_range for one in group for row_range in one.row_ranges), state.fence.epoch)
         for group in _groups(small, merged_bytes)
@@ -447,4 +438,4 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
 
 def _fits(state: ArchiveState, files: list[NewFile]) -> bool:
     """Whether new files can take the place of the old ones."""
-    return can_merge(state.queues, state.fence, merge_action(files))
+    return can_merge(state.queues, state.fence, files_merged(files))

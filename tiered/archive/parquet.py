@@ -26,6 +26,7 @@ from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import chunks_with_sums, require_sums, with_sums
 from tiered.archive.model import SCHEMA_VERSION, ArchiveQueue
 from tiered.errors import DataError, InternalError
+from tiered.journal.typed import as_row, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -321,7 +322,7 @@ def _said_of(row_ranges: tuple[RowRange, ...]) -> dict[str, str]:
     whole = row_ranges[0].proof
     for row_range in row_ranges[1:]:
         whole = whole.beside(row_range.proof)
-    known = [[row_range.queue.row(), *row_range.proof] for row_range in row_ranges]
+    known = [[row_of(row_range.queue), *row_range.proof] for row_range in row_ranges]
     return {
         "tiered.schema": str(SCHEMA_VERSION),
         "tiered.program": __version__,
@@ -341,7 +342,7 @@ def row_ranges_in(metadata: Mapping[str, str]) -> dict[tuple[ArchiveQueue, int],
     try:
         for queue, *numbers in json.loads(metadata[_ROW_RANGES]):
             proof = Proof(*numbers)
-            found[ArchiveQueue.of(queue), proof.low] = at, proof
+            found[as_row(ArchiveQueue).decode(queue), proof.low] = at, proof
             at += proof.rows
     except (ValueError, LookupError, TypeError) as error:
         raise DataError(f"a file of an archive does not say what is in it: {error!r:.80}") from None

@@ -25,21 +25,17 @@ import os
 import re
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.errors import BackendError
 from backends.local_files import MAKE_ROOM, is_full
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema, topic_schema
-from tiered.archive.damage import open_log
 from tiered.archive.duck import local_root
-from tiered.archive.machine import ArchiveMachine
-from tiered.archive.model import LOG
 from tiered.archive.selection import shown
-from tiered.archive.tables import files_by_topic
+from tiered.archive.tables import files_by_topic, follow_log
 from tiered.errors import DataError, InvalidError, StoreUnavailableError, TieredStoreError
-from tiered.journal.replay import JournalReader
 from tiered.upkeep.engine import all_done
 
 if TYPE_CHECKING:
@@ -49,8 +45,10 @@ if TYPE_CHECKING:
     from backends.s3_settings import S3Options
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
+    from tiered.journal.replay import JournalReader
     from tiered.upkeep.engine import Engine, WorkContext
 
+T = TypeVar("T")
 NUMBER = "tiered.archive.number"
 URL = "tiered.archive.url"
 TOPIC = "tiered.topic"
@@ -120,8 +118,7 @@ def publish(
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive, or has got other columns, or
             the archive was begun anew. When all other tables are done; so is a DataError.
     """
-    log = JournalReader(archive, LOG, ArchiveMachine())
-    open_log(archive, log)
+    log = follow_log(archive)
     if not log.number:
         return  # nothing was ever archived
     publisher = _Publisher(archive, destination, options, log)
@@ -160,8 +157,7 @@ def expire_snapshots(
     Raises:
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
     """
-    log = JournalReader(archive, LOG, ArchiveMachine())
-    open_log(archive, log)
+    log = follow_log(archive)
     publisher = _Publisher(archive, destination, options, log)
     try:
         for topic in publisher.topics():
@@ -219,14 +215,18 @@ class _Publisher:
                         yield self._catalog.load_table(name).metadata.properties
 
     def publish(self, topic: str, files: list[ParquetFile], engine: Engine) -> Published:
+        wanted = {self._root + file.key: file for file in files}
+        return self._tried(topic, lambda: self._publish(topic, wanted, engine))
+
+    def _tried(self, topic: str, do: Callable[[], T]) -> T:
+        """Do something that commits; again when another has committed between, since it is another thing then."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
 
-        wanted = {self._root + file.key: file for file in files}
         for number in range(_TRIES):
             try:
-                return self._publish(topic, wanted, engine)
+                return do()
             except CommitFailedException:
-                continue  # another has committed between: what is to be done is another thing now
+                continue
             except (TieredStoreError, BackendError):
                 raise
             except Exception as error:
@@ -236,30 +236,22 @@ class _Publisher:
 
     def expire(self, topic: str, before_ms: int) -> int:
         """How many snapshots of a topic's table are gone that were older; tried again when another commits between."""
-        from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
+        return self._tried(topic, lambda: self._expire(topic, before_ms))
 
+    def _expire(self, topic: str, before_ms: int) -> int:
         name = f"{self._place.namespace}.{table_name(topic)}"
-        for _ in range(_TRIES):
-            try:
-                if not self._catalog.table_exists(name):
-                    return 0
-                table = self._table(name, topic)
-                present = table.metadata.current_snapshot_id
-                old = [
-                    one.snapshot_id
-                    for one in table.snapshots()
-                    if one.timestamp_ms < before_ms and one.snapshot_id != present
-                ]
-                if old:
-                    table.maintenance.expire_snapshots().by_ids(old).commit()
-            except CommitFailedException:
-                continue
-            except (InvalidError, StoreUnavailableError):
-                raise
-            except Exception as error:
-                raise self._refused(_said(error), error) from error
-            return len(old)
-        raise self._refused(f"others keep changing the table of {topic}")
+        if not self._catalog.table_exists(name):
+            return 0
+        table = self._table(name, topic)
+        present = table.metadata.current_snapshot_id
+        old = [
+            one.snapshot_id
+            for one in table.snapshots()
+            if one.timestamp_ms < before_ms and one.snapshot_id != present
+        ]
+        if old:
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+        return len(old)
 
     def _publish(self, topic: str, wanted: dict[str, ParquetFile], engine: Engine) -> Published:
         name = f"{self._place.namespace}.{table_name(topic)}"

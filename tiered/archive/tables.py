@@ -6,7 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from backends.base import ByteRange
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine
@@ -17,12 +20,22 @@ from tiered.errors import InvalidError
 from tiered.journal.replay import JournalReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator
+
+    import numpy.typing as npt
+    import pyarrow as pa
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ArchiveQueue, ParquetFile
     from tiered.archive.selection import Selection
+
+
+def follow_log(archive: ObjectStore) -> JournalReader[ArchiveState]:
+    """A reader of an archive's log, at its head; there may be no entry."""
+    log = JournalReader(archive, LOG, ArchiveMachine())
+    open_log(archive, log)
+    return log
 
 
 def read_archive(
@@ -68,6 +81,10 @@ _KEYS = ("keys.list.element", "uniq_key")
 _BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
 
 
+OF_ROW_RANGES = ("broker", "queue_id", "incarnation", "queue_offset")
+"""Columns that tell whose a row is."""
+
+
 class TableRows(NamedTuple):
     """Rows of a file that count: one queue's, between two offsets."""
 
@@ -90,6 +107,22 @@ class Chosen:
     def rows(self) -> int:
         """Of the row ranges."""
         return sum(row_range.rows for row_range in self.row_ranges)
+
+    def masks(self, batch: pa.RecordBatch) -> Iterator[tuple[ArchiveQueue, npt.NDArray[np.bool_]]]:
+        """Of each queue which rows of the file are its own and count; ``batch`` has ``OF_ROW_RANGES``."""
+        brokers = batch.column("broker")
+        queues, incarnations, offsets = (
+            batch.column(name).to_numpy(zero_copy_only=False) for name in OF_ROW_RANGES[1:]
+        )
+        for queue in dict.fromkeys(one.queue for one in self.row_ranges):
+            mine = load_pyarrow().compute.equal(brokers, shown(queue.broker))
+            mask = mine.to_numpy(zero_copy_only=False).astype(np.bool_)
+            mask &= (queues == queue.queue_id) & (incarnations == queue.incarnation)
+            counts = np.zeros(len(mask), np.bool_)
+            for one in self.row_ranges:
+                if one.queue == queue:
+                    counts |= (offsets >= one.low) & (offsets < one.high)
+            yield queue, mask & counts
 
 
 @dataclass(slots=True)
@@ -289,13 +322,13 @@ def explain(archive: ObjectStore, wanted: Selection, *, footers: bool = True) ->
     """
     found = plan_files(read_archive(archive), wanted)
     if footers:
-        _look(archive, wanted, found, found.files)
+        _look(archive, wanted, found)
     return found
 
 
-def _look(archive: ObjectStore, wanted: Selection, found: Pruning, files: Sequence[Chosen]) -> None:
+def _look(archive: ObjectStore, wanted: Selection, found: Pruning) -> None:
     found.groups = found.rows = 0
-    for each in files:
+    for each in found.files:
         raw = ObjectFile(archive, each.key, each.size_bytes)
         file = open_parquet(raw)
         chosen, left = groups_of(raw, file, wanted)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zlib_ng import zlib_ng
@@ -43,11 +43,11 @@ from tiered.archive.parquet import (
     write_small,
 )
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InternalError
+from tiered.errors import DataError, InternalError, InvalidError
 from tiered.log.parts import Gap
 from tiered.log.reader import READ_BYTES, QueueReader
 from tiered.upkeep.engine import WorkContext
-from tiered.upkeep.workplace import GIVE_UP_S
+from tiered.upkeep.workplace import FORMAT, GIVE_UP_S, PlanDocument
 
 if TYPE_CHECKING:
     import random
@@ -83,6 +83,21 @@ class JobContext:
     def context(self) -> WorkContext:
         """What each piece of work is done with."""
         return WorkContext(self.tier, self.place.prefix, self.archive)
+
+    def plan(self, what: str, **said: Any) -> PlanDocument:  # noqa: ANN401 (JSON values)
+        """What a plan file has: of which archive and broker it is, and what it says."""
+        whose = {"cluster": self.place.cluster, "broker": self.place.broker}
+        made = {"url": self.archive.url, **whose, "made_ms": self.clock.now_ms()}
+        return {"format": FORMAT, "what": what, **made, **said}
+
+    def require_own(self, plan: PlanDocument) -> None:
+        """See that a plan is of this archive.
+
+        Raises:
+            InvalidError: It is not.
+        """
+        if plan["url"] != self.archive.url:
+            raise InvalidError(f"this plan is of {plan['url']}", do="plan again")
 
 
 FILE_BYTES = 256 << 20

@@ -68,10 +68,10 @@ from tiered.spark.options import (
     READ,
     TIER,
     TierStates,
+    at_archive,
+    at_place,
     in_one_option,
     kind_of,
-    open_beside,
-    open_place,
     partition_bytes,
     plain_names,
     require_columns,
@@ -136,18 +136,14 @@ def archive(
     named = _named(url, options, topic)
     require_known(named, READ)
     wanted = selection_of(named)
-    with backend_errors():
-        store = open_place(named)
-        try:
-            state = read_archive(store)
-            warn_of_stale(state, wanted)
-            plan = plan_files(state, wanted)
-            native = _Native(spark, store, state, plan.keys(), scheme=scheme, is_proved=is_proved)
-            found = native.frame(plan.files, _columns(state, wanted))
-            only_wanted = plan.foreign.isdisjoint(file.key for file in plan.files)
-            return _where(found, wanted, only_wanted=only_wanted)
-        finally:
-            store.close()
+    with at_place(named) as store:
+        state = read_archive(store)
+        warn_of_stale(state, wanted)
+        plan = plan_files(state, wanted)
+        native = _Native(spark, store, state, plan.keys(), scheme=scheme, is_proved=is_proved)
+        found = native.frame(plan.files, _columns(state, wanted))
+        only_wanted = plan.foreign.isdisjoint(file.key for file in plan.files)
+        return _where(found, wanted, only_wanted=only_wanted)
 
 
 def tier(
@@ -222,14 +218,10 @@ def messages(
         return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
     plan, state = _plan(named, wanted, "messages(spark, TIER, archive=ARCHIVE)")
     assert state is not None
-    with backend_errors():
-        store = open_beside(named)
-        try:
-            every = choose_files(state, wanted)
-            native = _Native(spark, store, state, every.keys(), scheme=scheme, is_proved=is_proved)
-            archived = native.frame(list(plan.files.values()), archive_schema(), plan.cuts)
-        finally:
-            store.close()
+    with at_archive(named) as store:
+        every = choose_files(state, wanted)
+        native = _Native(spark, store, state, every.keys(), scheme=scheme, is_proved=is_proved)
+        archived = native.frame(list(plan.files.values()), archive_schema(), plan.cuts)
     archived = _where(archived, wanted, only_wanted=every.foreign.isdisjoint(plan.files))
     archived = archived if columns is None else archived.select(*columns)
     if not plan.offset_ranges:
@@ -280,14 +272,14 @@ def _plan(
     if kind_of(named, None) != TIER:
         where = named["path"]
         raise InvalidError("this is an archive, and no tier", where=where, do=f"say {instead}")
-    with backend_errors():
-        states = TierStates(named)
-        try:
-            found = states.read()
-            plan = plan_tier(found, wanted, states.archive, partial(takes, named, wanted))
-            return plan, states.archive
-        finally:
-            states.close()
+    return _planned(named, wanted)
+
+
+def _planned(named: Mapping[str, str], wanted: Selection) -> tuple[ReadPlan, ArchiveState | None]:
+    with backend_errors(), contextlib.closing(TierStates(named)) as states:
+        found = states.read()
+        plan = plan_tier(found, wanted, states.archive, partial(takes, named, wanted))
+        return plan, states.archive
 
 
 def _columns(state: ArchiveState, wanted: Selection) -> pa.Schema:
@@ -601,8 +593,10 @@ def report(url: str, **options: Value) -> dict[str, Any]:
     named = _named(url, options)
     is_archive = kind_of(named, None) == ARCHIVE
     require_known(named, READ if is_archive else READ | OF_TIER)
-    with backend_errors():
-        return _of_archive(named) if is_archive else _of_tier(named)
+    if not is_archive:
+        return _of_tier(named)
+    with at_place(named) as store:
+        return {"source": ARCHIVE, **explain(store, selection_of(named)).document()}
 
 
 def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
@@ -616,12 +610,8 @@ def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
     """
     named = _named(url, options)
     require_known(named, READ)
-    with backend_errors():
-        store = open_place(named)
-        try:
-            return file_uris(store, selection_of(named), scheme=scheme)
-        finally:
-            store.close()
+    with at_place(named) as store:
+        return file_uris(store, selection_of(named), scheme=scheme)
 
 
 def _named(
@@ -649,32 +639,16 @@ def _text(value: Value) -> str:
             return str(value)
 
 
-def _of_archive(options: dict[str, str]) -> dict[str, Any]:
-    store = open_place(options)
-    try:
-        return {"source": "archive", **explain(store, selection_of(options)).document()}
-    finally:
-        store.close()
-
-
 def _of_tier(options: dict[str, str]) -> dict[str, Any]:
-    states = TierStates(options)
-    try:
-        wanted = selection_of(options)
-        found = states.read()
-        plan = plan_tier(found, wanted, states.archive, partial(takes, options, wanted))
-    finally:
-        states.close()
+    plan, _ = _planned(options, selection_of(options))
     tasks = [offset_range.task for offset_range in plan.offset_ranges]
     return {
-        "source": "tier",
+        "source": TIER,
         "partitions": len(packed(plan.offset_ranges, partition_bytes(options))),
         "offset_ranges": len(plan.offset_ranges),
         "parts": sum(len(task.parts) for task in tasks),
         "parts_left_out": dict(sorted(plan.parts_left.items())),
-        "offsets": sum(
-            offset_range.task.end - offset_range.task.start for offset_range in plan.offset_ranges
-        ),
+        "offsets": sum(task.end - task.start for task in tasks),
         "offsets_missing": plan.missing,
         "size_bytes": sum(task.size_bytes for task in tasks),
     }

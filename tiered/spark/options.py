@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import zlib
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from tiered.log.reader import TierReader
 from tiered.spark.offset_ranges import FAIL, SKIP, is_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
@@ -132,8 +133,24 @@ def s3_options(options: Mapping[str, str]) -> S3Options:
     )
 
 
+@contextlib.contextmanager
+def at_place(options: Mapping[str, str]) -> Iterator[ObjectStore]:
+    """The store that ``load`` names, with retries, open within the context; its failures are said as ours."""
+    with backend_errors(), contextlib.closing(open_place(options)) as store:
+        yield store
+
+
+def at_archive(options: Mapping[str, str]) -> contextlib.AbstractContextManager[ObjectStore]:
+    """The same of the archive beside a tier."""
+    return at_place(_beside(options))
+
+
+def _beside(options: Mapping[str, str]) -> dict[str, str]:
+    return {**options, "path": options["archive"]}
+
+
 def open_place(options: Mapping[str, str]) -> ObjectStore:
-    """The store that ``load`` names, with retries.
+    """The same for who closes it himself.
 
     Raises:
         InvalidError: No URL is given, or it is wrong.
@@ -141,15 +158,6 @@ def open_place(options: Mapping[str, str]) -> ObjectStore:
     if not options.get("path"):
         raise InvalidError("no URL is given", do='say .load("s3://bucket/prefix")')
     return open_for_reading(options["path"], s3_options(options), SystemClock()).store
-
-
-def open_beside(options: Mapping[str, str]) -> ObjectStore:
-    """The archive beside a tier, with retries.
-
-    Raises:
-        InvalidError: Its URL is wrong.
-    """
-    return open_place({**options, "path": options["archive"]})
 
 
 def kind_of(options: Mapping[str, str], kind: str | None) -> str:
@@ -167,12 +175,8 @@ def kind_of(options: Mapping[str, str], kind: str | None) -> str:
         raise InvalidError(f"the option source is {said!r:.40}", do="say archive or tier")
     if said != "auto":
         return said
-    with backend_errors():
-        store = open_place(options)
-        try:
-            return ARCHIVE if next(iter(store.list(LOG)), None) is not None else TIER
-        finally:
-            store.close()
+    with at_place(options) as store:
+        return ARCHIVE if next(iter(store.list(LOG)), None) is not None else TIER
 
 
 def require_known(options: Mapping[str, str], known: frozenset[str]) -> None:
@@ -304,7 +308,7 @@ class TierStates:
         self._readers: dict[Place, TierReader] = {}
         # What the log of the archive beside the tier says; None: there is none.
         self.archive: ArchiveState | None = None
-        self._beside = open_beside(options) if "archive" in options else None
+        self._beside = open_place(_beside(options)) if "archive" in options else None
         self._log = JournalReader(self._beside, LOG, ArchiveMachine()) if self._beside else None
 
     def read(self) -> dict[Place, TierState]:
