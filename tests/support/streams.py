@@ -23,7 +23,6 @@ from tiered.archive.selection import Selection
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 from tiered.spark import options as tier_states
-from tiered.spark import source as readers
 from tiered.spark.source import TierStreamReader
 from tiered.upkeep.engine import local_engine
 

@@ -57,11 +57,11 @@ from tiered.archive.model import (
     ArchiveQueue,
     MovedRows,
     ParquetFile,
+    Proof,
     SideFile,
     folder_key,
 )
 from tiered.archive.parquet import (
-    Proof,
     have_same_bits,
     read_columns,
     read_metadata,
@@ -346,7 +346,6 @@ def _read_side(archive: ObjectStore, side: SideFile | None) -> tuple[list[int], 
 def _compare(
     context: WorkContext, task: Task, archived: Archived, tables: list[pa.Table], *, is_last: bool
 ) -> Iterator[str]:
-    """Whether the rows are those that the tier has."""
     columns = Columns(task.queue, task.layout)
     names = columns.schema.names
     if any(not set(names).issubset(table.column_names) for table in tables):
@@ -388,7 +387,6 @@ def _is_equal(
 
 
 def _batches(context: WorkContext, task: Task) -> Iterator[TierBatch]:
-    """What the tier has of a task's offsets."""
     if not task.parts:
         return iter(())
     incarnation = task.incarnation
@@ -565,7 +563,6 @@ def _take(
     made: bytes | tuple[int, int],
     result: Repaired,
 ) -> None:
-    """Make part of the archive what was made again."""
     if isinstance(made, bytes):
         _replace(at.archive, remake.key, made)
         result.made += 1

@@ -138,11 +138,7 @@ def parse_columns(text: str) -> list[pa.Field]:
 
 
 def columns_text(columns: Sequence[pa.Field]) -> str:
-    """Undo ``parse_columns``, always in the same words.
-
-    Raises:
-        InvalidError: There is no word for a type, or a name is none.
-    """
+    """Undo ``parse_columns``, always in the same words."""
     return ", ".join(f"{_quoted(column.name)} {type_text(column.type)}" for column in columns)
 
 
@@ -181,11 +177,7 @@ def is_name(name: str) -> bool:
 
 
 def require_distinct(names: Sequence[str]) -> None:
-    """See that no reader takes two columns for one.
-
-    Raises:
-        InvalidError: Two differ by upper and lower case only, or not at all.
-    """
+    """See that no reader takes two columns for one."""
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
@@ -207,8 +199,6 @@ def _tokens(text: str) -> list[str]:
 
 @dataclass
 class _Reader:
-    """Recursive descent."""
-
     tokens: list[str]
     at: int = 0
     depth: int = 0
@@ -450,8 +440,6 @@ def infer_columns(bodies: Iterable[bytes]) -> list[pa.Field]:
 
 @dataclass
 class _Places:
-    """All places so far, and how many more fields there may be."""
-
     paths: set[str] = field(default_factory=set)
     """Of fields and of elements of arrays, as Iceberg has them, in lower case."""
     left: int = FIELDS_MAX  # so many fields
@@ -510,8 +498,6 @@ class _Numbers:
 
 @dataclass
 class _Seen:
-    """What a place has been so far."""
-
     path: str  # names from the outermost field on, a dot behind each
     kind: str = ""  # of values; empty as long as there was none
     fields: dict[str, _Seen] = field(default_factory=dict)  # of an object

@@ -81,11 +81,7 @@ class Leftover:
 
 
 def plan_clean(at: JobContext, state: ArchiveState, *, grace_ms: int, limit: int) -> Plan:
-    """What may be deleted now, and what stays.
-
-    Args:
-        limit: Delete at most so many.
-    """
+    """What may be deleted now, and what stays."""
     before_ms = at.clock.now_ms() - grace_ms
     named = named_sizes(state)
     found = [
@@ -151,7 +147,6 @@ def apply_clean(at: JobContext, log: JournalWriter[ArchiveState], plan: Plan) ->
 def _delete_files(
     at: JobContext, log: JournalWriter[ArchiveState], rows: list[Leftover], done: dict[str, int]
 ) -> None:
-    """Delete files of messages, and of what is none."""
     log.catch_up()
     known = {one.key for one in log.state.replaced}
     due = [one for one in rows if one.kind == UNNAMED or one.key in known]
@@ -213,7 +208,6 @@ def unnamed_files(archive: ObjectStore, state: ArchiveState) -> Strays:
 
 
 def _known(state: ArchiveState) -> set[str]:
-    """Keys that the log knows."""
     return {*named_sizes(state), *(one.key for one in state.replaced)}
 
 

@@ -68,32 +68,25 @@ def open_log(archive: ObjectStore, log: Log) -> None:
     A job writes an entry before its first file, so files without an entry are of a log that was lost. It is looked for them
     only where there is no entry, and for the log once more behind them.
     """
-    with _reading_log(archive):
+    try:
         log.catch_up()
         if log.number:
             return
         found = next((info.key for info in archive.list(FILES)), None)
         if found is not None:
             log.catch_up()
+    except DataError as error:  # say which archive's it is; what helps a tier does not help here
+        raise DataError(
+            f"the archive's log is damaged: {error.what}",
+            where=f"{archive.url}/{error.where}",
+            do="put this object of the archive's log back from a copy",
+        ) from error
     if found is not None and not log.number:
         raise DataError(
             f"the archive's log is gone, and there are files that it has named: {found}",
             where=archive.url,
             do=f"put {LOG} back from a copy, or archive to an empty place",
         )
-
-
-@contextlib.contextmanager
-def _reading_log(archive: ObjectStore) -> Iterator[None]:
-    """Say of damage in the log which archive's it is; what helps a tier does not help here."""
-    try:
-        yield
-    except DataError as error:
-        where = f"{archive.url}/{error.where}"
-        do = "put this object of the archive's log back from a copy"
-        raise DataError(
-            f"the archive's log is damaged: {error.what}", where=where, do=do
-        ) from error
 
 
 def prove_files(archive: ObjectStore, files: Iterable[ParquetFile]) -> None:

@@ -35,7 +35,6 @@ from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, 
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
 from tiered.archive.damage import open_log
-from tiered.archive.divided import divide, find_lost
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,
@@ -58,7 +57,7 @@ from tiered.archive.plan import (
     plan_works,
 )
 from tiered.archive.stale import decode_again, stale_rows
-from tiered.archive.task import JobContext, do_work
+from tiered.archive.task import JobContext, divide, do_work, find_lost
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
@@ -276,11 +275,7 @@ def spark_ahead(session: Any) -> Callable[[], int]:  # noqa: ANN401 (pyspark has
 
 
 def write_metrics(path: str, record: JobRecord) -> None:
-    """Put a run's figures into a file, as Prometheus' text form has it; in place of the last, all at once.
-
-    Raises:
-        InvalidError: The file cannot be written.
-    """
+    """Put a run's figures into a file, as Prometheus' text form has it; in place of the last, all at once."""
     fields = asdict(record)
     text = render([Sample(f"tiered_archive_run_{name}", fields[name]) for name in _GAUGES], METRICS)
     try:
@@ -325,15 +320,8 @@ def fix_layouts(
 ) -> tuple[tuple[Task, ...], list[str]]:
     """Give each task its layout.
 
-    Args:
-        tier: With retries.
-        tasks: In order of topic.
-
     Returns:
         The tasks; and the topics whose columns cannot be inferred, since none of their first bodies is a JSON object.
-
-    Raises:
-        InvalidError: What is wished contradicts what is fixed.
     """
     layouts: dict[str, BodyLayout] = {}
     unknown = []
@@ -430,18 +418,11 @@ _NAMED = 8
 
 
 def extend_columns(log: JournalWriter[ArchiveState], at: JobContext) -> None:
-    """Fix columns that are wished of topics beside those that they have, also where nothing is to be archived.
-
-    Raises:
-        InvalidError: What is wished contradicts what is fixed.
-    """
+    """Fix columns that are wished of topics beside those that they have, also where nothing is to be archived."""
     for topic in filter(at.takes, sorted(log.state.bodies)):
         wish = at.wishes.of(topic)
-        while wish and wish.body:
-            known = log.state.bodies[topic]
-            wanted = merged(known[-1], wish.body, topic)
-            if wanted == known[-1] or _append(log, topic, len(known), wanted):
-                break
+        if wish and wish.body:
+            _fix(log, topic, wish, _Sample(at.tier, at.place.prefix, ()))
 
 
 def fix_archived(log: JournalWriter[ArchiveState], at: JobContext, reader: TierReader) -> list[str]:
@@ -482,16 +463,14 @@ def _fix(log: JournalWriter[ArchiveState], topic: str, wish: BodyWish, sample: _
             if guess is None:
                 return False
             wanted = guess
-        if _append(log, topic, len(known), wanted):
+        number = len(known)
+        action = columns_action(topic, number, wanted)
+        if append_if(log, [action], partial(_has_columns, topic, number)):
             return True
 
 
-def _append(log: JournalWriter[ArchiveState], topic: str, number: int, body: BodyColumns) -> bool:
-    return append_if(
-        log,
-        [columns_action(topic, number, body)],
-        lambda state: len(state.bodies.get(topic, ())) == number,
-    )
+def _has_columns(topic: str, number: int, state: ArchiveState) -> bool:
+    return len(state.bodies.get(topic, ())) == number
 
 
 # -- the job ---------------------------------------------------------------------------------------
@@ -692,7 +671,6 @@ class _Run:
         return False
 
     def _laid_out(self, plan: Plan) -> tuple[Task, ...]:
-        """The tasks, with what bodies become, once the log has fixed it."""
         at = self._at
         tasks, self._result.unknown = fix_layouts(
             self._log, at.tier, at.place.prefix, plan.tasks, at.wishes
@@ -721,7 +699,10 @@ class _Run:
                     alone += [Work((task,)) for task in work.tasks]
                 else:
                     self._result.failed.append((work.tasks[0], outcome))
-                if _is_due(done):
+                every = [archived for one in done for archived in one.archived]
+                files = len({file.key for archived in every for file in archived.files})
+                size = sum(archived.source_bytes for archived in every)
+                if files >= COMMIT_FILES or size >= COMMIT_BYTES:
                     is_moved |= self._commit(done)
                     done = []
         return (self._commit(done) if done else False) or is_moved, alone
@@ -802,7 +783,6 @@ _Source = tuple["ArchiveQueue", int, tuple[str, ...]]
 
 
 def _source(task: Task) -> _Source:
-    """A task, and from which objects it is made."""
     return task.queue, task.start, tuple(bundle.key for bundle in task.parts.bundles)
 
 
@@ -816,15 +796,7 @@ def _is_all(one: Overtaken, state: ArchiveState) -> bool:
     return one.mark not in state.tails.get(one.queue, ()) and _starts(state, one) == one.starts
 
 
-def _is_due(done: list[Done]) -> bool:
-    every = [archived for one in done for archived in one.archived]
-    files = len({file.key for archived in every for file in archived.files})
-    return files >= COMMIT_FILES or sum(a.source_bytes for a in every) >= COMMIT_BYTES
-
-
 class _HarmedError(Exception):
-    """A file of the archive is not what the log says."""
-
     def __init__(self, harm: DataError | ObjectNotFoundError) -> None:
         super().__init__(str(harm))
         self.harm = harm

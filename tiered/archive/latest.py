@@ -40,7 +40,7 @@ from tiered.archive.checked_ranges import ObjectFile, with_sums
 from tiered.archive.damage import reading
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, partition_value
-from tiered.archive.parquet import open_writer
+from tiered.archive.parquet import open_writer, read_columns
 from tiered.archive.selection import Selection, shown
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.compaction.keyed import digest_many
@@ -356,9 +356,6 @@ def plan_leftovers(
     A run's files are as old as its newest: one that takes longer than the grace keeps what it made first. Where a store does
     not tell how old an object is, it is young.
 
-    Args:
-        before_ms: UTC.
-
     Returns:
         These, files before versions; and whether some of the files were never named, so that a run that sleeps may be about
         to name them.
@@ -433,13 +430,7 @@ def _damage_of(
 
 
 def give_up(archive: ObjectStore, folder: str, now_ms: int) -> bool:
-    """Have no table count: for one that is damaged, until the next run makes it again. Whether that was done.
-
-    Args:
-        archive: With retries.
-        folder: Of the table; see ``folder_of``.
-        now_ms: UTC.
-    """
+    """Have no table count: for one that is damaged, until the next run makes it again. Whether that was done."""
     number = _last_number((info.key for info in archive.list(f"{folder}versions/")), folder) + 1
     return _name(archive, folder, LatestVersion(number, 0, "", now_ms, 0, ()))
 
@@ -451,12 +442,6 @@ def delete_leftovers(
 
     Before a file goes that no version ever named, a version is made of the same files as the last: a run makes only the
     version behind the one that it knew before its first file, so none of before can name anything any more.
-
-    Args:
-        archive: With retries.
-        folder: Of the table; see ``folder_of``.
-        before_ms: See ``plan_leftovers``.
-        now_ms: UTC.
 
     Returns:
         What was deleted: nothing when a run has just made a version.
@@ -554,7 +539,6 @@ def _rows(
 def _write(
     archive: ObjectStore, folder: str, tables: Iterator[pa.Table]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Put rows into files; key, rows, bytes and checksum of each."""
     held: list[pa.Table] = []
     number = 0
     for table in tables:
@@ -584,8 +568,6 @@ def read_latest(archive: ObjectStore, place: Place, topic: str) -> pa.Table | No
     Raises:
         BackendError: The store could not be read; also when its files went since (ask again).
     """
-    from tiered.archive.parquet import read_columns  # noqa: PLC0415 (only who reads all of it)
-
     version = latest_version(archive, place, topic)
     if version is None:
         return None

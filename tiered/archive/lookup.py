@@ -243,11 +243,7 @@ def lines(rows: pa.Table) -> Iterator[bytes]:
 
 
 def document(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a message, in the order of ``tiered.format.message_forms.message_json``.
-
-    Args:
-        row: All columns of docs/formats/archive.md, maps as lists of pairs.
-    """
+    """The fields of a message, in the order of ``tiered.format.message_forms.message_json``."""
     properties = dict(row["properties"] or ())
     record_id = offset_msg_id(row["store_host"], row["physical_offset"])
     return {
@@ -372,11 +368,7 @@ def read_index(archive: ObjectStore) -> list[IndexPart]:
 
 
 def useless_parts(archive: ObjectStore, known: Collection[str]) -> list[ObjectInfo]:
-    """Objects of the index of which no file is known any more. One that cannot be read is none: ``--repair`` deletes it.
-
-    Args:
-        known: Keys of files that may be looked at yet.
-    """
+    """Objects of the index of which no file is known any more. One that cannot be read is none: ``--repair`` deletes it."""
     found = []
     for info in archive.list(PREFIX):
         with contextlib.suppress(DataError, OtherVersionError, ObjectNotFoundError):
@@ -390,7 +382,11 @@ def groups_with(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, l
     value = text_hash(text)
     rows = [_row(one, value) for one in part.classes]
     data = archive.get_ranges(part.key, rows) if rows else []
-    answers = [iter(_answers(part.key, row, value)) for row in data]
+    proven = [_proven_row(part.key, row) for row in data]
+    answers = [
+        iter([block_holds(row[at : at + BLOCK], value) for at in range(0, len(row), BLOCK)])
+        for row in proven
+    ]
     found: dict[str, list[int]] = {}
     for key, groups in part.files.items():
         says = [any([n == _NONE or next(answers[n]) for n in classes]) for classes in groups]  # noqa: C419 (each is taken)
@@ -432,7 +428,6 @@ def damage_of_index(archive: ObjectStore) -> dict[str, TieredStoreError]:
 
 
 def _prove_part(archive: ObjectStore, part: IndexPart) -> None:
-    """Look at the checksum of each row."""
     for blocks, filters, start in part.classes:
         size = filters * BLOCK + _CRC_BYTES
         step = max(1, _PROVED_BYTES // size)
@@ -451,11 +446,7 @@ def build(
     *,
     told: Callable[[Built], None] = lambda _b: None,
 ) -> Built:
-    """Make the index cover every file that the log names; one that is lost or damaged is left out, and named.
-
-    Args:
-        engine: Reads filters, and makes objects of them.
-    """
+    """Make the index cover every file that the log names; one that is lost or damaged is left out, and named."""
     covered = {key for part in read_index(archive) for key in part.files}
     built = Built()
     files = ((file.key, file.size_bytes, file.rows) for file in _without(covered, state))
@@ -472,7 +463,6 @@ def build(
 
 
 def _without(covered: set[str], state: ArchiveState) -> Iterator[ParquetFile]:
-    """Files that are not covered yet, a topic at a time."""
     for _, some in groupby(state.queues.each(), key=lambda pair: pair[0].topic):
         files = (file for _, one in some for file in one.files)
         yield from whole_files(file for file in files if file.key not in covered)
@@ -575,12 +565,6 @@ def _row(one: tuple[int, int, int], value: int) -> ByteRange:
     size = filters * BLOCK + _CRC_BYTES
     at = start + block_number(value, blocks) * size
     return ByteRange(at, at + size)
-
-
-def _answers(key: str, row: bytes, value: int) -> Iterator[bool]:
-    data = _proven_row(key, row)
-    for start in range(0, len(data), BLOCK):
-        yield block_holds(data[start : start + BLOCK], value)
 
 
 def _proven_row(key: str, row: bytes) -> memoryview:

@@ -378,9 +378,6 @@ def append_if(
 
     Returns:
         Whether it was appended; else it does not hold any more, as the log's state, caught up, tells.
-
-    Raises:
-        FencedError: See ``JournalWriter.append``.
     """
 
     def check(state: ArchiveState) -> None:

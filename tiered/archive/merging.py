@@ -32,8 +32,8 @@ from tiered.archive.machine import (
     merge_action,
     named_sizes,
 )
-from tiered.archive.model import DAY_MS, MovedRows, NewFile, file_key, kind_of
-from tiered.archive.parquet import FileWriter, Proof, open_whole, read_metadata, row_ranges_in
+from tiered.archive.model import DAY_MS, MovedRows, NewFile, Proof, file_key, kind_of
+from tiered.archive.parquet import FileWriter, open_whole, read_metadata, row_ranges_in
 from tiered.archive.task import publish_file
 from tiered.crashpoints import reached
 from tiered.errors import DataError
@@ -93,9 +93,6 @@ class Together:
 
 def write_together(context: WorkContext, together: Together) -> tuple[int, int]:
     """Make one file of many.
-
-    Args:
-        bench: Where the row ranges lie, and the file goes.
 
     Returns:
         Size and CRC-32 of the file.
@@ -268,8 +265,6 @@ def plan_merge(
 
 @dataclass(slots=True)
 class _File:
-    """A file as the log has it."""
-
     size_bytes: int
     kind: tuple[object, ...]
     row_ranges: list[MovedRows] = field(default_factory=list)
@@ -358,7 +353,14 @@ def merge_each(
                 commit()
     if made:
         commit()
-    _leave_overtaken(log, result)
+    if result.failed:
+        log.catch_up()
+        # That a file is gone which the log does not name any more is not a failure: another has merged or repaired it.
+        left = [
+            one for one in result.failed if all(_counts(log.state, o) for o in one[0].row_ranges)
+        ]
+        result.overtaken += len(result.failed) - len(left)
+        result.failed = left
     log.write_checkpoint()
     return result
 
@@ -383,27 +385,13 @@ def merge(
     return result
 
 
-def _leave_overtaken(log: JournalWriter[ArchiveState], result: Merged) -> None:
-    """That a file is gone which the log does not name any more is not a failure: another has merged or repaired it."""
-    if not result.failed:
-        return
-    log.catch_up()
-
-    def counts(row_range: MovedRows) -> bool:
-        found = find_row_range(log.state.queues, *row_range.mark)
-        return found is not None and found[1].key == row_range.file.key
-
-    left = [one for one in result.failed if all(map(counts, one[0].row_ranges))]
-    result.overtaken += len(result.failed) - len(left)
-    result.failed = left
+def _counts(state: ArchiveState, row_range: MovedRows) -> bool:
+    found = find_row_range(state.queues, *row_range.mark)
+    return found is not None and found[1].key == row_range.file.key
 
 
 def append_moves(log: JournalWriter[ArchiveState], made: list[NewFile], result: Merged) -> None:
-    """One entry for all new files whose old ones still count.
-
-    Raises:
-        FencedError: See ``JournalWriter.append``.
-    """
+    """One entry for all new files whose old ones still count."""
     due = list(made)
     while due:
         if append_if(log, [merge_action(due)], partial(_fits, files=due)):
@@ -420,9 +408,6 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
 
     Returns:
         Which are condemned, in order: those that no entry names by then.
-
-    Raises:
-        FencedError: See ``JournalWriter.append``.
     """
     wanted = set(keys)
     while due := wanted - named_sizes(log.state).keys():
@@ -437,5 +422,4 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
 
 
 def _fits(state: ArchiveState, files: list[NewFile]) -> bool:
-    """Whether new files can take the place of the old ones."""
     return can_merge(state.queues, state.fence, files_merged(files))

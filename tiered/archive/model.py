@@ -10,6 +10,7 @@ import hashlib
 import re
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiered.model import MessageQueue
@@ -22,7 +23,6 @@ LOG = "_log/"
 ENTRIES_KEPT = 256
 """Entries of the log that stay at least, so that a job may sleep while others write so many; and how often a run trims."""
 SCHEMA_VERSION = 1
-_SUMS = ("body_crc_sum", "body_bytes")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,6 +73,35 @@ class Truncation(NamedTuple):
         """
         is_within = self.low <= other.low and other.high <= self.high
         return self == other or (is_within and not other.entry)
+
+
+class Proof(NamedTuple):
+    """What rows prove that are in order of queue offset."""
+
+    low: int  # queue offset of the first row
+    high: int  # one past that of the last
+    rows: int  # how many
+    store_min_ms: int  # smallest store time
+    store_max_ms: int  # greatest
+    body_crc_sum: int  # sum of the records' own body CRCs
+    body_bytes: int  # sum of the bodies' sizes
+
+    @classmethod
+    def of(cls, file: ParquetFile) -> Proof:
+        """What the log says of a row range."""
+        return cls(*(getattr(file, name) for name in cls._fields))
+
+    def beside(self, other: Proof) -> Proof:
+        """Of these rows and others, whosever they are."""
+        return Proof(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.rows + other.rows,
+            min(self.store_min_ms, other.store_min_ms),
+            max(self.store_max_ms, other.store_max_ms),
+            self.body_crc_sum + other.body_crc_sum,
+            self.body_bytes + other.body_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +166,9 @@ class Archived:
         """Whether another offset range has the same rows, holes and bad records, by what logs say, whatever its columns."""
         return self._known() == other._known()
 
-    def _known(self) -> tuple[int, ...]:
-        sums = (sum(getattr(file, name) for file in self.files) for name in _SUMS)
-        times = [(file.store_min_ms, file.store_max_ms) for file in self.files]
-        low, high = (
-            min((low for low, _ in times), default=-1),
-            max((t for _, t in times), default=-1),
-        )
-        return self.start, self.end, self.holes, self.bad, self.rows, *sums, low, high
+    def _known(self) -> tuple[object, ...]:
+        rows = reduce(Proof.beside, map(Proof.of, self.files)) if self.files else None
+        return self.start, self.end, self.holes, self.bad, rows
 
     def objects(self) -> tuple[ParquetFile | SideFile, ...]:
         """All files that it names."""
@@ -222,21 +246,12 @@ def whole_files(row_ranges: Iterable[ParquetFile]) -> list[ParquetFile]:
     found: dict[str, ParquetFile] = {}
     for row_range in row_ranges:
         known = found.get(row_range.key)
-        found[row_range.key] = row_range if known is None else _together(known, row_range)
+        if known is None:
+            found[row_range.key] = row_range
+            continue
+        together = Proof.of(known).beside(Proof.of(row_range))
+        found[row_range.key] = replace(known, **together._asdict())
     return list(found.values())
-
-
-def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
-    return replace(
-        one,
-        low=min(one.low, two.low),
-        high=max(one.high, two.high),
-        rows=one.rows + two.rows,
-        store_min_ms=min(one.store_min_ms, two.store_min_ms),
-        store_max_ms=max(one.store_max_ms, two.store_max_ms),
-        body_crc_sum=one.body_crc_sum + two.body_crc_sum,
-        body_bytes=one.body_bytes + two.body_bytes,
-    )
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -43,13 +43,7 @@ T = TypeVar("T")
 
 
 def has_times(offset_ranges: Sequence[Archived], segment: Segment, start: int, end: int) -> bool:
-    """Whether they are.
-
-    Args:
-        offset ranges: What is archived of these offsets, whole offset ranges.
-        start: First of the segment's offsets that count.
-        end: One past the last.
-    """
+    """Whether they are."""
     mine = segment.parts.store_times
     theirs = [(f.store_min_ms, f.store_max_ms) for one in offset_ranges for f in one.files]
     is_compacted = segment.parts.holes > sum(
@@ -82,7 +76,7 @@ class Task:
     layout: BodyLayout = PLAIN  # which columns the files get beside those that every file has
     epoch: int = 0  # of the archive; see ``tiered.archive.model.Fence``
     is_divided: bool = False
-    """Something beside it is damaged (``tiered.archive.divided``), and will be put right: which version its objects
+    """Something beside it is damaged (``tiered.archive.task.divide``), and will be put right: which version its objects
     are now proves nothing later."""
 
     @property
@@ -185,7 +179,9 @@ def plan_archive(
             gone = {start for one in mine if one.queue == archived_queue for start in one.starts}
             tails = len(archive.tails.get(archived_queue, ()))
             tails += sum(one.queue == archived_queue for one in mine)
-            sealed = _sealed(incarnation)
+            every = Segments.of(incarnation.segments)
+            has_parts = every.rows["first"] < every.rows["behind"]
+            sealed = every.where(has_parts & (every.rows["sealed"] | bool(incarnation.ended)))
             is_whole = _is_whole(archive, archived_queue, sealed, int(incarnation.min_offset))
             is_whole &= not gone
             left = replace(incarnation, segments=sealed.where(~is_whole))
@@ -216,13 +212,6 @@ def _tasks(
             for ends in left
         ]
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
-
-
-def _sealed(incarnation: Incarnation) -> Segments:
-    """Segments that can be archived."""
-    every = Segments.of(incarnation.segments)
-    has_parts = every.rows["first"] < every.rows["behind"]
-    return every.where(has_parts & (every.rows["sealed"] | bool(incarnation.ended)))
 
 
 def _is_whole(

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.errors import BackendError
 from backends.local_files import MAKE_ROOM, is_full
-from tiered.api.arrow import load_pyarrow
+from tiered.api.arrow import load_library, load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.duck import local_root
@@ -70,11 +70,7 @@ class Destination:
 
     @classmethod
     def of(cls, text: str) -> Destination:
-        """From ``iceberg:CATALOG#NAMESPACE``.
-
-        Raises:
-            ValueError: It has another form.
-        """
+        """From ``iceberg:CATALOG#NAMESPACE``."""
         kind, _, rest = text.partition(":")
         catalog, _, namespace = rest.partition("#")
         if kind != "iceberg" or not catalog:
@@ -106,10 +102,6 @@ def publish(
     archive: ObjectStore, destination: Destination, options: S3Options, engine: Engine
 ) -> Iterator[Published]:
     """Bring the table of each topic up to the archive's log.
-
-    Args:
-        archive: The archive's store, with retries.
-        options: How S3 is reached.
 
     Yields:
         Each table when it is done.
@@ -151,9 +143,6 @@ def expire_snapshots(
         options: How S3 is reached.
         before_ms: UTC.
 
-    Yields:
-        Each table that has lost some, and how many.
-
     Raises:
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
     """
@@ -169,8 +158,6 @@ def expire_snapshots(
 
 
 class _Publisher:
-    """A catalog, open."""
-
     def __init__(
         self,
         archive: ObjectStore,
@@ -292,7 +279,6 @@ class _Publisher:
         removed: list[Any],
         engine: Engine,
     ) -> None:
-        """One snapshot."""
         table.metadata.properties.update(_NO_RETRIES)  # of our copy: it is not sent
         properties = {NUMBER: str(self._number), URL: self._archive.url}
         with table.transaction() as change:
@@ -308,7 +294,6 @@ class _Publisher:
                         snapshot.append_data_file(file)
 
     def _table(self, name: str, topic: str) -> Any:  # noqa: ANN401
-        """The topic's table, made if there is none."""
         from pyiceberg.exceptions import (  # noqa: PLC0415 (heavy)
             NoSuchTableError,
             TableAlreadyExistsError,
@@ -441,11 +426,7 @@ def _footers(table: Any, root: str, files: list[ParquetFile]) -> Iterator[Footer
 
 
 def read_footers(context: WorkContext, footers: Footers) -> list[Any]:
-    """What a table says of each file, by its footer.
-
-    Raises:
-        DataError: A file is gone, shorter than the log says, or its end is damaged.
-    """
+    """What a table says of each file, by its footer."""
     from pyiceberg.io.pyarrow import parquet_file_to_data_file  # noqa: PLC0415 (heavy)
 
     sizes = dict(footers.files)
@@ -513,22 +494,13 @@ def _properties(options: S3Options, root: str) -> dict[str, str]:
 
 
 def _open(catalog: str, properties: Mapping[str, str]) -> Any:  # noqa: ANN401
-    """The catalog that a URI or a name means.
-
-    Raises:
-        InvalidError: pyiceberg is not installed, or nobody knows such a catalog.
-    """
+    """The catalog that a URI or a name means."""
     load_pyarrow()
-    try:
-        from pyiceberg.catalog import load_catalog  # noqa: PLC0415 (heavy; only who publishes)
-    except ImportError as error:
-        raise InvalidError(
-            "this needs pyiceberg, which is not installed", do="pip install 'tieredmq[iceberg]'"
-        ) from error
+    known = load_library("pyiceberg.catalog", "this needs pyiceberg", "iceberg")
     is_uri = ":" in catalog
     name, more = ("tiered", {"uri": catalog}) if is_uri else (catalog, {})
     try:
-        return _loaded(lambda: load_catalog(name, **properties, **more))
+        return _loaded(lambda: known.load_catalog(name, **properties, **more))
     except ValueError as error:
         raise InvalidError(
             f"there is no such catalog: {error}",

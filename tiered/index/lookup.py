@@ -379,7 +379,6 @@ class Search:
         return found
 
     def _ask(self, index: IndexObject, incarnations: dict[int, list[IndexedIncarnation]]) -> None:
-        """Take the items of one object."""
         with self._noting():
             loaded = self._objects.load(index)
             start, end = loaded.filter.find(self._hash)
@@ -453,7 +452,6 @@ class Search:
         return found[0] if found else None
 
     def _keep(self, hit: Hit) -> None:
-        """Take a message, if its time is right."""
         if self._wish.from_ms <= hit.store_ms < self._wish.until_ms:
             self._hits[hit.queue, hit.position, hit.queue_offset] = hit
 
@@ -628,11 +626,7 @@ class IndexObjects:
 
 
 def check_trailer(tail: bytes, place: ObjectRange, *, where: str) -> Trailer:
-    """Parse what lies behind an object's payload and hold it against the journal.
-
-    Raises:
-        DataError: The trailer is damaged, or the object is not the one that the journal names.
-    """
+    """Parse what lies behind an object's payload and hold it against the journal."""
     trailer = parse_trailer(tail, where=where)
     found = trailer.payload_bytes, trailer.trailer_bytes, trailer.payload_crc
     named = place.payload_bytes, place.trailer_bytes, place.crc
@@ -681,11 +675,7 @@ class IndexReader:
         self._journal = journal or TierReader(store, prefix)
 
     def lookup(self, state: TierState, wish: Wish) -> Lookup:
-        """Find messages.
-
-        Args:
-            state: What the journal says, as new as the answer has to be.
-        """
+        """Find messages."""
         for _ in range(_REPLAYS_MAX):
             try:
                 return Search(self._means, state, wish, gone_is_damage=False).run()

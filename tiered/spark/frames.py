@@ -230,7 +230,6 @@ def messages(
 
 
 def _pinned(named: Mapping[str, str], plan: ReadPlan) -> dict[str, str]:
-    """Options that read the very messages of a plan."""
     return {**named, "pinned": in_one_option(pins_of(plan.offset_ranges))}
 
 
@@ -242,7 +241,6 @@ def _of_source(
     *,
     is_stream: bool = False,
 ) -> Any:  # noqa: ANN401
-    """A frame of a source of ours."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
 
     from tiered.spark.source import register  # noqa: PLC0415 (needs pyspark)
@@ -258,7 +256,6 @@ def _of_source(
 
 
 def _chosen(names: Sequence[str] | None) -> pa.Schema | None:
-    """Some columns of those that every file has."""
     if names is None:
         return None
     require_columns(list(names))
@@ -467,11 +464,7 @@ def _without(frame: Any, cuts: Mapping[ArchiveQueue, int], cluster: str | None) 
 
 
 def require_reach(spark: Any, store: ObjectStore, scheme: str) -> None:  # noqa: ANN401
-    """See that Spark can read a store's files by itself; with Spark Connect nobody can tell.
-
-    Raises:
-        InvalidError: It cannot.
-    """
+    """See that Spark can read a store's files by itself; with Spark Connect nobody can tell."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415 (heavy)
     from pyspark.errors import PySparkException  # noqa: PLC0415 (heavy)
 
@@ -536,12 +529,7 @@ _PATTERN = frozenset("{}[]*?\\")
 
 
 def uri_of(archive: ObjectStore, key: str, *, scheme: str = "s3a", is_pattern: bool = True) -> str:
-    """A file as Hadoop names it, so that nothing in it is taken for a pattern.
-
-    Args:
-        scheme: By which Hadoop reaches S3.
-        is_pattern: It is to be taken for one, as paths of a reader are.
-    """
+    """A file as Hadoop names it, so that nothing in it is taken for a pattern."""
     root = local_root(archive)
     escaped = _escaped if is_pattern else _same
     if root is not None:
@@ -558,11 +546,6 @@ def file_uris(
     is_proved: bool = True,
 ) -> list[str]:
     """The files that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
-
-    Args:
-        wanted: What; without it everything.
-        scheme: See ``uri_of``.
-        is_proved: Read every file first, to see that it is what the log says.
 
     Raises:
         InvalidError: There is no archive, or a topic is asked for that it has not.
@@ -602,9 +585,6 @@ def report(url: str, **options: Value) -> dict[str, Any]:
 def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
     """Files of an archive that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
 
-    Args:
-        scheme: By which Hadoop reaches S3; a folder's files are ``file://``.
-
     Raises:
         InvalidError: An option is wrong, or there is no archive.
     """
@@ -617,7 +597,6 @@ def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
 def _named(
     url: str, options: Mapping[str, Value], topic: str | list[str] | None = None
 ) -> dict[str, str]:
-    """Options as a source has them."""
     every = options if topic is None else {**options, "topic": topic}
     named = {name.rstrip("_").replace("_", "-").lower(): value for name, value in every.items()}
     for name, value in named.items():
@@ -669,9 +648,6 @@ def ask_spark(
     options: S3Options,
 ) -> pa.Table:
     """The answer to a question; it comes to this process whole.
-
-    Args:
-        options: How they reach S3.
 
     Raises:
         InvalidError: There is no archive, or the statement is wrong.

@@ -267,9 +267,6 @@ def plan_tier(
 ) -> ReadPlan:
     """Everything that is wanted and there now.
 
-    Args:
-        archive: Beside the tier: what it has is read there.
-
     Raises:
         InvalidError: A topic is asked for that the tier has not; or the archive is of another tier.
     """
@@ -285,11 +282,7 @@ def plan_tier(
 
 
 def require_topics(queues: Iterable[Incarnations], wanted: Selection) -> None:
-    """See that the topics asked for are there.
-
-    Raises:
-        InvalidError: One is not.
-    """
+    """See that the topics asked for are there."""
     known = {shown(queue.key.topic) for queue in queues}
     wanted.require_topics(known, "tier", "`tiered ls URL` lists the topics")
 
@@ -360,11 +353,7 @@ def cut(
     wanted: Selection,
     plan: ReadPlan | None = None,
 ) -> Iterator[OffsetRange]:
-    """Offsets ``[low, high)`` of an incarnation as offset ranges, one or more for each segment; gaps are in none.
-
-    Args:
-        wanted: Parts without any wanted store time are left out.
-    """
+    """Offsets ``[low, high)`` of an incarnation as offset ranges, one or more for each segment; gaps are in none."""
     low, high = span
     near = _near(incarnation, low, high)
     if plan is not None:
@@ -565,7 +554,6 @@ def packed(offset_ranges: Sequence[OffsetRange], bytes_max: int) -> list[tuple[O
 
 
 def _by_bundle(one: OffsetRange) -> Iterator[tuple[str, OffsetRange]]:
-    """An offset range, cut where another bundle begins."""
     task = one.task
     keys = [bundle.key for bundle in task.parts.bundles]
     borders = [at for at in range(1, len(keys)) if keys[at] != keys[at - 1]]

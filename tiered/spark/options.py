@@ -116,11 +116,7 @@ def source_options(options: S3Options) -> dict[str, str]:
 
 
 def s3_options(options: Mapping[str, str]) -> S3Options:
-    """Undo ``source_options``.
-
-    Raises:
-        InvalidError: ``path-style`` is neither true nor false.
-    """
+    """Undo ``source_options``."""
     style = options.get("path-style", "true").lower()
     if style not in {"true", "false"}:  # taken for false it would send requests to other hosts
         raise InvalidError(f"the option path-style is {style!r:.40}", do="say true or false")
@@ -150,11 +146,7 @@ def _beside(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def open_place(options: Mapping[str, str]) -> ObjectStore:
-    """The same for who closes it himself.
-
-    Raises:
-        InvalidError: No URL is given, or it is wrong.
-    """
+    """The same for who closes it himself."""
     if not options.get("path"):
         raise InvalidError("no URL is given", do='say .load("s3://bucket/prefix")')
     return open_for_reading(options["path"], s3_options(options), SystemClock()).store
@@ -180,11 +172,7 @@ def kind_of(options: Mapping[str, str], kind: str | None) -> str:
 
 
 def require_known(options: Mapping[str, str], known: frozenset[str]) -> None:
-    """Refuse options that nobody would look at.
-
-    Raises:
-        InvalidError: There is one.
-    """
+    """Refuse options that nobody would look at."""
     unknown = sorted(name.lower() for name in options if name.lower() not in known)
     if unknown:
         raise InvalidError(
@@ -224,11 +212,7 @@ def takes(options: Mapping[str, str], wanted: Selection, key: Key) -> bool:
 
 
 def choice(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """An option with a few values, the first being the default.
-
-    Raises:
-        InvalidError: It has another.
-    """
+    """An option with a few values, the first being the default."""
     said = options.get(name, values[0])
     if said not in values:
         raise InvalidError(f"the option {name} is {said!r:.40}", do=f"say {' or '.join(values)}")
@@ -236,11 +220,7 @@ def choice(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> st
 
 
 def whole(options: Mapping[str, str], name: str, default: int | None) -> int | None:
-    """An option that is a number above 0.
-
-    Raises:
-        InvalidError: It is not.
-    """
+    """An option that is a number above 0."""
     said = options.get(name)
     if said is None:
         return default
@@ -250,11 +230,7 @@ def whole(options: Mapping[str, str], name: str, default: int | None) -> int | N
 
 
 def require_values(options: Mapping[str, str]) -> None:
-    """See that options of a tier have values that readers take, who look at them on workers only, and for files not at all.
-
-    Raises:
-        InvalidError: One has not.
-    """
+    """See that options of a tier have values that readers take, who look at them on workers only, or not at all."""
     choice(options, "on-bad", (FAIL, SKIP))
     partition_bytes(options)
 
@@ -270,11 +246,7 @@ def in_one_option(text: str) -> str:
 
 
 def unpacked(option: str) -> str:
-    """Undo ``in_one_option``.
-
-    Raises:
-        InvalidError: It is none.
-    """
+    """Undo ``in_one_option``."""
     try:
         found = zlib.decompress(base64.b64decode(option, validate=True))
         return found.decode("utf-8", "surrogateescape")
@@ -298,11 +270,7 @@ class TierStates:
     """Follows the journals, and the archive's log."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Open the stores; nothing is read yet.
-
-        Raises:
-            InvalidError: A URL or an option is wrong.
-        """
+        """Open the stores; nothing is read yet."""
         self._options = options
         self._store = open_place(options)
         self._readers: dict[Place, TierReader] = {}

@@ -460,7 +460,6 @@ def _is_same(before: Position, after: Position) -> bool:
 
 
 def _stranger(key: Key, what: str) -> DataError:
-    """Positions that are none of this tier's."""
     return DataError(
         f"the checkpoint has a position of {key.topic}/{key.queue_id} of {key.cluster}/{key.broker}, and the tier has"
         f" no {what}: the checkpoint is of another tier, or this one was made anew",
@@ -545,7 +544,6 @@ def charged(
 
 
 def _short_error(key: Key, at: Position, count: int) -> DataError:
-    """A batch that cannot be done as it was planned."""
     return DataError(
         f"the batch of {key.topic}/{key.queue_id} from offset {at.from_offset} to {at.offset} cannot be read as it was"
         f" planned: {count} of its messages have expired since",

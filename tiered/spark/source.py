@@ -259,7 +259,6 @@ def _topic_schema(options: Mapping[str, str], topic: str) -> Any:  # noqa: ANN40
 
 
 def _state(options: Mapping[str, str]) -> ArchiveState:
-    """Of an archive's log, as it is now."""
     with at_place(options) as store:
         return read_archive(store)
 
@@ -462,11 +461,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of messages: an offset says how far each queue was read, a batch is what lies between two of them."""
 
     def __init__(self, options: Mapping[str, str], columns: pa.Schema, wanted: Selection) -> None:
-        """Read nothing yet.
-
-        Raises:
-            InvalidError: An option is wrong.
-        """
+        """Read nothing yet."""
         self._options = options
         self._columns = columns
         self._wanted = wanted
@@ -605,7 +600,6 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _archive(self) -> ArchiveState | None:
-        """Of the archive beside the tier, as it was read with the states."""
         return self._states.archive if self._states is not None else None
 
     def _takes(self, key: Key) -> bool:
@@ -613,7 +607,6 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _say(key: Key, count: int, what: str) -> None:
-    """Log what was gone over."""
     if count:
         _log.warning("%s/%s: %s %s", key.topic, key.queue_id, count, what)
 
