@@ -22,6 +22,7 @@ from tiered.archive.model import Archived
 from tiered.archive.selection import Selection
 from tiered.archive.stale import stale_rows
 from tiered.errors import InvalidError
+from tiered.journal.typed import as_row, row_of
 from tiered.model import MessageQueue
 from tiered.spark.frames import warn_of_stale
 from tiered.upkeep.engine import local_engine
@@ -67,7 +68,7 @@ def test_members_without_a_column_are_counted_in_the_result_and_in_the_log() -> 
     ]
     assert [one.unfit for one in offset_ranges] == [(), (("id", 1),), ()]
     for one in offset_ranges:
-        assert Archived.of(json.loads(json.dumps(one.document()))) == one
+        assert as_row(Archived).decode(json.loads(json.dumps(row_of(one)))) == one
     state = read_log(at)
     assert loaded(state) == state
     assert result.stale == []

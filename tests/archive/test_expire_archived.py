@@ -79,7 +79,7 @@ def test_a_file_that_is_gone_is_named_beside_many_that_never_were(
     ran = here(*asked)
     text = ran.out.decode()
     assert (ran.code, "each with all behind it" in text) == (1, True)
-    assert f"{file.name}: the file is gone" in text
+    assert f"{file.name}: a file of the archive is gone" in text
 
 
 @pytest.mark.parametrize("harm", ["tampered", "cut", "gone"])

@@ -137,7 +137,7 @@ def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: JobContext) -> None:
     one = Together.of(row_ranges, 0)
     for _ in flipped_bits(only_file(at.archive), seed=1):
         assert verify_archive(at, local_engine(at.context, 1)).findings
-        with pytest.raises(DataError, match="not what the archive's log says"):
+        with pytest.raises(DataError, match="other bytes than the archive's log says"):
             write_together(at.context, one)
     check(at)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +18,7 @@ from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Archived, ArchiveQueue, ParquetFile, SideFile
 from tiered.archive.selection import Selection
 from tiered.archive.tables import Chosen, TableRows, choose_files, refuses_file
+from tiered.journal.typed import as_object, as_row, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,10 +73,10 @@ def test_a_run_says_what_its_rows_say(made: list[Archived], rows: int) -> None:
             assert [found.around(QUEUE, one.start, one.end) for one in every] == [
                 [o] for o in every
             ]
-            files = [tuple(file.row()) for one in every for file in one.files]
+            files = [astuple(file) for one in every for file in one.files]
             assert list(found.files(QUEUE)) == files
             assert found.columns(QUEUE)[-1].tolist() == [one.has_records for one in every]
-    assert [Archived.of(one.document()) for one in every] == every
+    assert [as_row(Archived).decode(row_of(one)) for one in every] == every
 
 
 @given(
@@ -136,7 +137,8 @@ def by_objects(
 # -- as strict -------------------------------------------------------------------------------------
 
 NOT_NUMBERS = ("1", 1.0, True, None, -2, 2**62, [1])
-ROW = as_long_as_real(0, 1).files[0].row()
+FORM = as_object(Archived)
+ROW = row_of(as_long_as_real(0, 1).files[0])
 OF_FILES: dict[str, list[Any]] = {
     "start": list(NOT_NUMBERS),
     "end": list(NOT_NUMBERS),
@@ -163,19 +165,19 @@ OF_OTHERS: dict[str, list[Any]] = {
 }
 
 
-SOUND = as_long_as_real(0, 1).document()
+SOUND = FORM.encode(as_long_as_real(0, 1))
 
 
 @pytest.mark.parametrize("name", [*OF_FILES, *OF_OTHERS])
 def test_a_damaged_field_of_any_row_is_refused(name: str) -> None:
     for value in {**OF_FILES, **OF_OTHERS}[name]:
         with pytest.raises((ValueError, TypeError, LookupError)):
-            Archived.of({**SOUND, name: value})
+            FORM.decode({**SOUND, name: value})
 
 
 @pytest.mark.parametrize("name", sorted(SOUND))
 def test_a_row_without_a_field_is_refused(name: str) -> None:
     document = dict(SOUND)
     del document[name]
-    with pytest.raises(LookupError):
-        Archived.of(document)
+    with pytest.raises(ValueError):
+        FORM.decode(document)

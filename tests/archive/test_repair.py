@@ -242,7 +242,7 @@ def test_a_file_that_offset_ranges_share_is_looked_at_with_all_of_them() -> None
     report = verify_archive(at, local_engine(at.context, 1))
     assert (report.files, report.rows) == (2, 3)
     whats = [one.what for one in report.findings]
-    assert sorted(whats) == ["the file could not be read", "the file is gone"]
+    assert sorted(whats) == ["a file of the archive is gone", "the file could not be read"]
 
 
 @pytest.mark.parametrize("when", ["before it looks", "behind its deletion"])

@@ -197,8 +197,8 @@ def test_tasks_verify_and_repair_as_this_process_does(
     found = here_.verified()
     assert found == there.verified()
     assert {one.what for one in found[0]} >= {
-        "the file is gone",
-        "the file has other bytes than the log says",
+        "a file of the archive is gone",
+        "a file of the archive has other bytes than the archive's log says",
     }
     for by_bytes, count in ((False, 2), (True, 1)):
         repaired = here_.repaired(by_bytes=by_bytes)

@@ -70,7 +70,12 @@ def _same_keys() -> Patches:
 
 def _fence_is_forgotten() -> Patches:
     """A checkpoint does not have the fence."""
-    return [mock.patch.object(machine, "_fence_row", return_value=[0, []])]
+    of = machine.ArchiveMachine.load_sharded
+
+    def load(self: Any, *saved: Any) -> Any:
+        return replace(of(self, *saved), fence=Fence())
+
+    return [mock.patch.object(machine.ArchiveMachine, "load_sharded", load)]
 
 
 def _unnamed_stay() -> Patches:
@@ -81,13 +86,13 @@ def _unnamed_stay() -> Patches:
 def _half_packs() -> Patches:
     """Of offset ranges that share files some count when others do not."""
 
-    def add(work: Any, action: Any) -> bool:
-        made = [work.add(work.queues, offset_range) for offset_range in action["offset_ranges"]]
+    def add(work: Any, said: Any) -> bool:
+        made = [work.add(work.queues, named) for named in said.offset_ranges]
         work.forget_gone(file.key for one in made if one for file in one.objects())
         return all(made)
 
     return [
-        mock.patch.dict(machine._HANDLERS, {"archive": add}),
+        mock.patch.dict(machine._HANDLERS, {machine.RangesNamed: add}),
         mock.patch.object(job, "_fits", return_value=True),
     ]
 

@@ -31,7 +31,7 @@ from tiered.archive.machine import ArchiveState
 from tiered.archive.model import ArchiveQueue
 from tiered.archive.parquet import bits_of, can_hold, xxh64
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
-from tiered.archive.tables import choose_groups, explain, plan_files
+from tiered.archive.tables import explain, groups_of, plan_files
 from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.log.parts import Segment, Segments
 from tiered.log.state import TierMachine
@@ -97,11 +97,10 @@ def test_a_filter_knows_what_is_there() -> None:
 
 def test_row_groups_are_left_out_by_statistics_and_filters() -> None:
     metadata, data = bloomed(["b", "m", "z"])
+    raw = SimpleNamespace(read_ranges=lambda some: [data[one.start : one.end] for one in some])
 
     def left(wanted: Selection) -> list[str]:
-        return list(
-            choose_groups(metadata, wanted, lambda start, size: data[start : start + size])[1]
-        )
+        return list(groups_of(raw, SimpleNamespace(metadata=metadata), wanted)[1])
 
     assert left(ALL.among("uniq_key", ["a"])) == ["statistics of uniq_key"]
     assert left(ALL.among("uniq_key", ["c"])) == ["bloom filter of uniq_key"]

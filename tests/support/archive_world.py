@@ -134,12 +134,22 @@ class Oracle:
         self.gone -= {file[0] for file in row["files"]} | set(row["side"][:1])
 
     def _archive(self, action: dict[str, Any]) -> None:
-        if all(map(self._fits, action["offset_ranges"])):
-            list(map(self._add, action["offset_ranges"]))
+        rows = [self._row_of(*one) for one in action["offset_ranges"]]
+        if all(map(self._fits, rows)):
+            list(map(self._add, rows))
+
+    @staticmethod
+    def _row_of(queue: list[Any], tails: int, known: list[Any], epoch: int = 0) -> dict[str, Any]:
+        names = "start", "end", "holes", "bad", "source_bytes", "files", "side", "sources"
+        said = dict(zip(names, known, strict=False))
+        side = said["side"] or []
+        return {**said, "side": side, "queue": queue, "tails": tails, "epoch": epoch}
 
     def _merge(self, action: dict[str, Any]) -> None:
         moves: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
-        for new in action["files"]:
+        names = "key", "size_bytes", "crc", "rows", "row_ranges", "epoch"
+        files = [dict(zip(names, row, strict=False)) for row in action["files"]]
+        for new in files:
             for queue, row_ranges in new["row_ranges"]:
                 moves |= {(tuple(queue), low): (key, new) for low, key in row_ranges}
         there = {
@@ -150,7 +160,7 @@ class Oracle:
         olds = {key for key, _ in moves.values()}
         fits = all(mark in there and there[mark][0] == key for mark, (key, _) in moves.items())
         fits &= all(mark in moves for mark, file in there.items() if file[0] in olds)
-        fits &= all(self._lets(new, [new["key"]]) for new in action["files"])
+        fits &= all(self._lets(new, [new["key"]]) for new in files)
         if not fits:
             return
         for (queue, _), one in self.offset_ranges.items():
@@ -172,7 +182,7 @@ class Oracle:
 
     def _fence(self, action: dict[str, Any]) -> None:
         if action["epoch"] == self.epoch + 1:
-            self.epoch, self.barred = action["epoch"], set(action["keys"])
+            self.epoch, self.barred = action["epoch"], set(action["condemned"])
             self.condemned |= self.barred
 
     def _job(self, action: dict[str, Any]) -> None:

@@ -23,7 +23,6 @@ from tiered.archive.selection import Selection
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 from tiered.spark import options as tier_states
-from tiered.spark import source as readers
 from tiered.spark.source import TierStreamReader
 from tiered.upkeep.engine import local_engine
 
@@ -104,8 +103,7 @@ class Place:
         def opened(options: Mapping[str, str]) -> ObjectStore:
             return self.archive if options["path"] == "archive" else self.tier.store
 
-        for module in (tier_states, readers):
-            monkeypatch.setattr(module, "open_place", opened)
+        monkeypatch.setattr(tier_states, "open_place", opened)
 
     def reader(self, wanted: Selection = EVERY, **options: str) -> TierStreamReader:
         named = {name.replace("_", "-"): text for name, text in options.items()}

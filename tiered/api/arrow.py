@@ -72,6 +72,20 @@ def load_pyarrow() -> Any:  # noqa: ANN401 (it has no types)
         ) from error
 
 
+def load_library(name: str, needs: str, extra: str) -> Any:  # noqa: ANN401 (a foreign module)
+    """A module of a library that an extra of this package brings; ``needs``: what needs which.
+
+    Raises:
+        InvalidError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidError(
+            f"{needs}, which is not installed", do=f"pip install 'tieredmq[{extra}]'"
+        ) from error
+
+
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
     """The schema of some columns, in their order (default: all).
 

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zlib_ng import zlib_ng
-
 from backends.errors import ObjectNotFoundError
+from tiered.archive.damage import read_proven
 from tiered.archive.model import ArchiveQueue
 from tiered.archive.plan import has_times, overtaken_by
+from tiered.errors import DataError
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ParquetFile, SideFile
-    from tiered.log.parts import Segment, TierState
+    from tiered.log.parts import Incarnation, Segment, TierState
     from tiered.model import MessageQueue
 
 LISTED = 1000
@@ -43,13 +45,7 @@ class ArchiveProof:
         state: ArchiveState,
         url: str,
     ) -> None:
-        """Nothing is read yet.
-
-        Args:
-            tier: The tier's store, with retries.
-            archive: The archive's store, with retries.
-            url: The archive's, for people and for the plan.
-        """
+        """Nothing is read yet."""
         self._tier = tier
         self._place = place
         self._archive = archive
@@ -66,8 +62,16 @@ class ArchiveProof:
 
     def holds(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> bool:
         """Whether the archive has the segment whole, and its files are what the log says."""
-        why = self._missing(state, queue, number, segment)
-        damage = "" if why else self._damage(state, queue, number, segment)
+        incarnation, place = state.queues[queue][number], self._place
+        archived_queue = ArchiveQueue(
+            place.cluster, place.broker, queue.topic, queue.queue_id, incarnation.number
+        )
+        start = int(max(segment.parts[0].queue_offset, incarnation.min_offset))
+        end = int(segment.parts[-1].queue_end)
+        known = self._state.overlapping(archived_queue, start, end)
+        why = self._broken(archived_queue, state.queues[queue], number)
+        why = why or _missing(known, segment, start, end)
+        damage = "" if why else self._damage(known, segment)
         if damage and damage not in self._damaged:
             self._damaged.append(damage)
         if why or damage:
@@ -78,36 +82,18 @@ class ArchiveProof:
         """For a plan: the archive, what stays for want of proof, and what is wrong with the archive."""
         return {"archive": self._url, "unproved": self._left[:LISTED], "refusals": self._damaged}
 
-    def _missing(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
-        incarnations = state.queues[queue]
+    def _broken(self, queue: ArchiveQueue, incarnations: Sequence[Incarnation], number: int) -> str:
+        """Whether an incarnation is of another history than the archive."""
+        ends = [one for n, one in enumerate(incarnations) if is_tail(incarnations, n)]
         if is_tail(incarnations, number):
             return "the broker truncated it, so it is in no archive"
-        archived_queue = self._queue(queue, incarnations[number].number)
-        tails = (
-            incarnation for n, incarnation in enumerate(incarnations) if is_tail(incarnations, n)
-        )
-        same = (tail for tail in tails if tail.number == archived_queue.incarnation)
-        if any(overtaken_by(self._state, archived_queue, tail) for tail in same):
+        mine = (one for one in ends if one.number == queue.incarnation)
+        if any(overtaken_by(self._state, queue, one) for one in mine):
             return "the archive does not know yet what the broker truncated: archive first"
-        start, end = _bounds(state, queue, number, segment)
-        left: Ranges = ((start, end),) if start < end else ()
-        known = self._state.overlapping(archived_queue, start, end)
-        for one in known:
-            left = without(left, one.start, one.end)
-        if left:
-            return f"offsets [{left[0][0]}, {left[0][1]}) are not archived"
-        if any(one.start < start or one.end > end for one in known):
-            return "the archive was made of other segments there: it is another tier's, or older than this history"
-        if sum(one.holes for one in known) > segment.parts.holes:
-            return "the archive has holes where the tier has messages"
-        if not has_times(known, segment, start, end):
-            return "the archive has messages of other times there: it is another tier's"
         return ""
 
-    def _damage(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
-        archived_queue = self._queue(queue, state.queues[queue][number].number)
-        start, end = _bounds(state, queue, number, segment)
-        for archived in self._state.overlapping(archived_queue, start, end):
+    def _damage(self, known: Iterable[Archived], segment: Segment) -> str:
+        for archived in known:
             for file in archived.objects():
                 if file.key not in self._wrong:
                     self._wrong[file.key] = self._look(file)
@@ -119,11 +105,9 @@ class ArchiveProof:
 
     def _look(self, file: ParquetFile | SideFile) -> str:
         try:
-            data = self._archive.get(file.key)
-        except ObjectNotFoundError:
-            return f"{file.key}: the file is gone"
-        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
-            return f"{file.key}: the file has other bytes than the archive's log says"
+            read_proven(self._archive, file)
+        except DataError as error:
+            return f"{file.key}: {error.what}"
         return ""
 
     def _sources(self, archived: Archived, segment: Segment) -> str:
@@ -140,16 +124,21 @@ class ArchiveProof:
                 return f"{key}: the tier's object is another version than was archived"
         return ""
 
-    def _queue(self, queue: MessageQueue, incarnation: int) -> ArchiveQueue:
-        place = self._place
-        return ArchiveQueue(place.cluster, place.broker, queue.topic, queue.queue_id, incarnation)
 
-
-def _bounds(
-    state: TierState, queue: MessageQueue, number: int, segment: Segment
-) -> tuple[int, int]:
-    low = state.queues[queue][number].min_offset
-    return int(max(segment.parts[0].queue_offset, low)), int(segment.parts[-1].queue_end)
+def _missing(known: list[Archived], segment: Segment, start: int, end: int) -> str:
+    """What of the offsets of a segment is not archived, or not for certain."""
+    left: Ranges = ((start, end),) if start < end else ()
+    for one in known:
+        left = without(left, one.start, one.end)
+    if left:
+        return f"offsets [{left[0][0]}, {left[0][1]}) are not archived"
+    if any(one.start < start or one.end > end for one in known):
+        return "the archive was made of other segments there: it is another tier's, or older than this history"
+    if sum(one.holes for one in known) > segment.parts.holes:
+        return "the archive has holes where the tier has messages"
+    if not has_times(known, segment, start, end):
+        return "the archive has messages of other times there: it is another tier's"
+    return ""
 
 
 def _row(queue: MessageQueue, segment: Segment, why: str) -> dict[str, Any]:

@@ -175,33 +175,25 @@ def _require_sparse(file: Any, data: bytes) -> None:  # noqa: ANN401
 
 
 class SavedRun:
-    """Some rows of the table, as they were saved.
-
-    Attributes:
-        data: Its bytes, a Parquet file.
-        digest: By which they are known.
-        queues: In order, each with the first of its rows and one past the last.
-        numbers: ``COLUMNS``, a row each; none of them is written to.
-    """
+    """Some rows of the table, as they were saved."""
 
     __slots__ = ("__weakref__", "_held", "_metadata", "data", "digest", "numbers", "queues")
 
     def __init__(self, data: bytes) -> None:
-        """Of the bytes of a run.
-
-        Raises:
-            ValueError: They are not a run.
-        """
+        """Of the bytes of a run."""
         arrow = load_pyarrow()
-        self.data, self.digest = data, digest_of(data)
+        self.data = data  # a Parquet file
+        self.digest = digest_of(data)  # by which it is known
         self._metadata = None
         try:
             file = self._open()
             self._metadata = file.metadata
             _require_sparse(file, data)
+            # ``COLUMNS``, a row each; none of them is written to.
             self.numbers, bounds = self._read_numbers(file)
         except (arrow.ArrowException, OSError) as error:
             raise ValueError(f"this is not a run of offset ranges: {error!s:.200}") from error
+        # In order, each with the first of its rows and one past the last.
         self.queues = {queue: (low, high) for (low, high), queue in bounds}
         if len(self.queues) != len(bounds):
             raise ValueError("a run has a queue twice")
@@ -360,9 +352,6 @@ class _Runs:
 
         Args:
             with_gone: Keep what says that a range is not there any more.
-
-        Raises:
-            ValueError: OffsetRanges overlap.
         """
         if not runs:
             return cls()
@@ -436,11 +425,7 @@ class OffsetRanges(Mapping[ArchiveQueue, tuple[Archived, ...]]):
     __slots__ = ("_changes", "_named", "_saved", "_starts")
 
     def __init__(self, runs: Sequence[SavedRun] = ()) -> None:
-        """As runs have it, the oldest first.
-
-        Raises:
-            ValueError: They overlap.
-        """
+        """As runs have it, the oldest first."""
         self._saved = _Runs.of(runs)
         self._changes: dict[ArchiveQueue, dict[int, Archived]] = {}
         self._starts: dict[ArchiveQueue, list[int]] = {}  # of what changed, in order
@@ -484,11 +469,7 @@ class OffsetRanges(Mapping[ArchiveQueue, tuple[Archived, ...]]):
     def each(
         self, takes: Callable[[ArchiveQueue], bool] = lambda _queue: True
     ) -> Iterator[tuple[ArchiveQueue, Archived]]:
-        """Every offset range, in order of queue and offset; never are those of more than a queue held.
-
-        Args:
-            takes: Whether a queue is wanted.
-        """
+        """Every offset range, in order of queue and offset; never are those of more than a queue held."""
         for queue in filter(takes, self):
             for one in self.around(queue, 0, _END):
                 yield queue, one
@@ -513,9 +494,8 @@ class OffsetRanges(Mapping[ArchiveQueue, tuple[Archived, ...]]):
     def _changed_around(self, queue: ArchiveQueue, start: int, end: int) -> Iterator[Archived]:
         starts, changed = self._starts[queue], self._changes[queue]
         low, high = bisect_right(starts, start), bisect_left(starts, end)
-        while (
-            low
-        ):  # to the last offset range that begins there or before, past what is not there any more
+        # To the last offset range that begins there or before, past what is not there any more.
+        while low:
             low -= 1
             if changed[starts[low]].end > starts[low]:
                 break
@@ -564,9 +544,7 @@ class OffsetRanges(Mapping[ArchiveQueue, tuple[Archived, ...]]):
 
     def put(self, queue: ArchiveQueue, new: Archived) -> None:
         """Take in a range, in the place of that which begins where it does; it overlaps with no other. Of a draft."""
-        old = [
-            one for one in self.around(queue, new.start, new.start + 1) if one.start == new.start
-        ]
+        old = [o for o in self.around(queue, new.start, new.start + 1) if o.start == new.start]
         self._named.subtract(file.key for one in old for file in one.files)
         self._named.update(file.key for file in new.files)
         changed = self._changes.setdefault(queue, {})

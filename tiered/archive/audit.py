@@ -23,6 +23,7 @@ caller, what the log says of one topic.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -43,25 +44,24 @@ from tiered.archive.columns import (
     layout_of,
     side_table,
 )
-from tiered.archive.damage import open_log, prove
+from tiered.archive.damage import prove, read_proven
 from tiered.archive.latest import damaged_tables, folder_of, give_up
 from tiered.archive.lookup import INDEX_KEY, damage_of_index
-from tiered.archive.machine import ArchiveMachine, named_sizes
+from tiered.archive.machine import named_sizes
 from tiered.archive.merging import Merged, Together, append_moves, condemn, write_row_ranges
 from tiered.archive.model import (
     DATA,
     DAY_MS,
-    LOG,
     SIDE,
     Archived,
     ArchiveQueue,
     MovedRows,
     ParquetFile,
+    Proof,
     SideFile,
     folder_key,
 )
 from tiered.archive.parquet import (
-    Proof,
     have_same_bits,
     read_columns,
     read_metadata,
@@ -69,17 +69,15 @@ from tiered.archive.parquet import (
     write_small,
 )
 from tiered.archive.plan import Task, ends_dealt_with
+from tiered.archive.tables import follow_log
 from tiered.archive.task import body_metadata, by_day
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InvalidError, TieredStoreError
-from tiered.journal.replay import JournalReader
+from tiered.errors import DataError, TieredStoreError
 from tiered.local.interface import HoleReason
 from tiered.log.cursor import incarnation_at
 from tiered.log.parts import NO_PARTS, Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.upkeep.engine import all_done
-from tiered.upkeep.workplace import FORMAT
-from tiered.upkeep.workplace import PlanDocument as Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -94,6 +92,7 @@ if TYPE_CHECKING:
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Incarnation, Parts
     from tiered.upkeep.engine import Engine, WorkContext
+    from tiered.upkeep.workplace import PlanDocument as Plan
 
 
 _COMPACTED = hole_text(HoleReason.COMPACTED)
@@ -106,10 +105,6 @@ class ArchiveFinding:
     queue: str
     key: str  # of the file; empty when it is not a file's
     what: str  # what is wrong
-
-    def row(self) -> dict[str, str]:
-        """For output."""
-        return {"queue": self.queue, "key": self.key, "what": self.what}
 
 
 @dataclass(slots=True)
@@ -163,9 +158,7 @@ def harmed_derived(archive: ObjectStore) -> dict[str, TieredStoreError]:
 
 def read_log(at: JobContext) -> ArchiveState:
     """What the archive's log says."""
-    log = JournalReader(at.archive, LOG, ArchiveMachine())
-    open_log(at.archive, log)
-    return log.state
+    return follow_log(at.archive).state
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +186,17 @@ def _looks(at: JobContext, state: ArchiveState, reader: TierReader) -> Iterator[
             groups[tuple(dict.fromkeys(file.key for file in objects))].append((queue, one))
         for keys, those in groups.items():
             named = {key: rows.pop(key) for key in keys if key in rows}
-            tasks = ((one, _task(reader, state, queue, one)) for queue, one in those)
-            yield Inspection(tuple(tasks), named)
+            tasks = [
+                Task(
+                    queue,
+                    one.start,
+                    one.end,
+                    tier_parts(reader, queue, one.start, one.end),
+                    layout=layout_of(state, queue.topic, one),
+                )
+                for queue, one in those
+            ]
+            yield Inspection(tuple(zip((one for _, one in those), tasks, strict=True)), named)
 
 
 def _again(reader: TierReader, look: Inspection) -> Inspection:
@@ -204,12 +206,6 @@ def _again(reader: TierReader, look: Inspection) -> Inspection:
         for one, task in look.offset_ranges
     )
     return replace(look, offset_ranges=tuple(tasks), is_last=True)
-
-
-def _task(reader: TierReader, state: ArchiveState, queue: ArchiveQueue, one: Archived) -> Task:
-    layout = layout_of(state, queue.topic, one)
-    parts = tier_parts(reader, queue, one.start, one.end)
-    return Task(queue, one.start, one.end, parts, layout=layout)
 
 
 def tier_parts(reader: TierReader, queue: ArchiveQueue, low: int, high: int) -> Parts:
@@ -266,11 +262,14 @@ def _wrong(
         yield finding(archived.side.key, what)
     if len(tables) < len(archived.files) or what:
         return
-    yield from (finding("", what) for what in _account(archived, tables, aside))
+    found = [table["queue_offset"].to_numpy() for table in tables]
+    offsets = np.sort(np.concatenate([*found, np.array(aside, np.int64)]))
+    if not np.array_equal(offsets, np.arange(archived.start, archived.end)):
+        yield finding("", f"offsets [{archived.start}, {archived.end}) are not there once each")
     if task.parts:
         report.compared += 1
-        compared = _compare(context, task, archived, tables, is_last=is_last)
-        yield from (finding("", what) for what in compared)
+        for what in _compare(context, task, archived, tables, is_last=is_last):
+            yield finding("", what)
 
 
 _Places = dict[tuple[ArchiveQueue, int], tuple[int, Proof]]
@@ -302,12 +301,7 @@ class _Files:
 
     def _read(self, file: ParquetFile) -> tuple[pa.Table | None, _Places, list[str]]:
         try:
-            data = self._archive.get(file.key)
-        except ObjectNotFoundError:
-            return None, {}, ["the file is gone"]
-        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
-            return None, {}, ["the file has other bytes than the log says"]
-        try:
+            data = read_proven(self._archive, file)
             table, said = read_columns(data), row_ranges_in(read_metadata(data))
         except DataError as error:
             return None, {}, [error.what]
@@ -341,29 +335,17 @@ def _read_side(archive: ObjectStore, side: SideFile | None) -> tuple[list[int], 
     if side is None:
         return [], ""
     try:
-        data = archive.get(side.key)
-    except ObjectNotFoundError:
-        return [], "the file is gone"
-    if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
-        return [], "the file has other bytes than the log says"
-    table = read_columns(data)
+        table = read_columns(read_proven(archive, side))
+    except DataError as error:
+        return [], error.what
     compute = load_pyarrow().compute
     others = compute.invert(compute.starts_with(table["reason"], BODY_REASON))
     return table.filter(others)["queue_offset"].to_pylist(), ""
 
 
-def _account(archived: Archived, tables: list[pa.Table], aside: list[int]) -> Iterator[str]:
-    """Whether each offset is there once."""
-    found = [table["queue_offset"].to_numpy() for table in tables]
-    offsets = np.sort(np.concatenate([*found, np.array(aside, np.int64)]))
-    if not np.array_equal(offsets, np.arange(archived.start, archived.end)):
-        yield f"offsets [{archived.start}, {archived.end}) are not there once each"
-
-
 def _compare(
     context: WorkContext, task: Task, archived: Archived, tables: list[pa.Table], *, is_last: bool
 ) -> Iterator[str]:
-    """Whether the rows are those that the tier has."""
     columns = Columns(task.queue, task.layout)
     names = columns.schema.names
     if any(not set(names).issubset(table.column_names) for table in tables):
@@ -397,7 +379,6 @@ def _compare(
 def _is_equal(
     rows: pa.Table | None, at: int, kept: npt.NDArray[np.bool_], made: list[pa.RecordBatch]
 ) -> bool:
-    """Whether some of the rows from one on are those that the tier has."""
     arrow = load_pyarrow()
     if rows is None or not made:
         return not made and not kept.any()
@@ -406,7 +387,6 @@ def _is_equal(
 
 
 def _batches(context: WorkContext, task: Task) -> Iterator[TierBatch]:
-    """What the tier has of a task's offsets."""
     if not task.parts:
         return iter(())
     incarnation = task.incarnation
@@ -511,22 +491,16 @@ def plan_repair(at: JobContext, state: ArchiveState, engine: Engine, *, by_bytes
         why = next(filter(None, (_unmakeable(at, *one) for one in sources)), "")
         if why:
             refusals.append(f"{key}: {harmed[key]}; {why}")
-        else:
-            rows = sum(one.file.rows for one in row_ranges)
-            row = {"key": key, "what": harmed[key], "rows": rows, "size_bytes": sizes[key]}
-            repairs.append(row)
-    return {
-        "format": FORMAT,
-        "what": REPAIR,
-        "url": archive.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
-        "made_ms": at.clock.now_ms(),
-        "repairs": repairs,
-        "remains": _remains(archive, state),
-        "derived": _derived(archive) if by_bytes else [],
-        "refusals": refusals,
-    }
+            continue
+        rows = sum(one.file.rows for one in row_ranges)
+        repairs.append({"key": key, "what": harmed[key], "rows": rows, "size_bytes": sizes[key]})
+    return at.plan(
+        REPAIR,
+        repairs=repairs,
+        remains=_remains(archive, state),
+        derived=_derived(archive) if by_bytes else [],
+        refusals=refusals,
+    )
 
 
 def apply_repair(
@@ -538,8 +512,7 @@ def apply_repair(
         InvalidError: It is of another archive.
         BackendError: A store failed. Applying again goes on.
     """
-    if plan["url"] != at.archive.url:
-        raise InvalidError(f"this plan is of {plan['url']}", do="plan again")
+    at.require_own(plan)
     keys = [row["key"] for row in plan["repairs"]]
     result = Repaired(len(keys))
     log.catch_up()
@@ -590,7 +563,6 @@ def _take(
     made: bytes | tuple[int, int],
     result: Repaired,
 ) -> None:
-    """Make part of the archive what was made again."""
     if isinstance(made, bytes):
         _replace(at.archive, remake.key, made)
         result.made += 1
@@ -655,9 +627,8 @@ class Remake:
 
     key: str  # of the harmed one
     row_ranges: tuple[tuple[MovedRows, Sources], ...]  # rows that lay in it
-    sides: tuple[
-        tuple[SideFile, Sources], ...
-    ]  # or the offset range whose holes and bad records did
+    sides: tuple[tuple[SideFile, Sources], ...]
+    """Or the offset range whose holes and bad records did."""
     epoch: int  # of the archive
 
 
@@ -677,10 +648,8 @@ def _sources(
     if not incarnations:
         return ()
     (offset_range,) = state.overlapping(queue, low, low + 1)
-    layout, tails = (
-        layout_of(state, queue.topic, offset_range),
-        ends_dealt_with(state, queue, incarnations),
-    )
+    layout = layout_of(state, queue.topic, offset_range)
+    tails = ends_dealt_with(state, queue, incarnations)
     while at < high:
         incarnation, _, behind = incarnation_at(incarnations, tails, at)
         end = min(behind, high)
@@ -726,21 +695,15 @@ def make_again(context: WorkContext, remake: Remake) -> bytes | tuple[int, int]:
             tasks, found = sources[row_range], 0
             if not tasks:
                 raise _differs(row_range, "it has not all of these offsets")
-            for some in chain.from_iterable(
-                _rows_of(context, task, row_range.file) for task in tasks
-            ):
-                yield row_range, some
-                found += some.num_rows
+            for task in tasks:
+                for some in _rows_of(context, task, row_range.file):
+                    yield row_range, some
+                    found += some.num_rows
             if found != row_range.file.rows:
                 raise _differs(row_range, f"it has {found} of {row_range.file.rows} rows")
 
-    return write_row_ranges(
-        context.archive,
-        new,
-        said,
-        rows(),
-        lambda row_range: _differs(row_range, "it has other rows"),
-    )
+    differs = partial(_differs, what="it has other rows")
+    return write_row_ranges(context.archive, new, said, rows(), differs)
 
 
 def _rows_of(context: WorkContext, task: Task, file: ParquetFile) -> Iterator[pa.RecordBatch]:
@@ -783,14 +746,8 @@ def _side_again(context: WorkContext, side: SideFile, tasks: Sources) -> bytes:
 
 def _replace(archive: ObjectStore, key: str, data: bytes) -> None:
     """Put a file in the place of a harmed one. Another run may do the same: who comes late has nothing to do."""
-    if _has(archive, key, data):
-        return
+    with contextlib.suppress(ObjectNotFoundError):
+        if archive.get(key) == data:
+            return
     archive.delete(key)
     put_own(archive, key, data)
-
-
-def _has(archive: ObjectStore, key: str, data: bytes) -> bool:
-    try:
-        return archive.get(key) == data
-    except ObjectNotFoundError:
-        return False

@@ -11,11 +11,10 @@ import math
 import re
 from dataclasses import astuple, dataclass, field
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from tiered.api.arrow import load_pyarrow
 from tiered.errors import InvalidError
-from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,11 +37,16 @@ TEXT = "body_text"
 RECORD = "record"
 
 
+def _is_format(name: str) -> None:
+    if name not in FORMATS:
+        raise ValueError(f"bodies of an unknown format {name!r:.40}")
+
+
 @dataclass(frozen=True, slots=True)
 class BodyColumns:
     """What bodies of a topic become."""
 
-    format: str  # one of ``FORMATS``
+    format: Annotated[str, _is_format]  # one of ``FORMATS``
     columns: str = ""
     """Names and types as ``tiered.archive.bodies`` writes them, without ``PREFIX``; empty for text."""
     definition: str = ""
@@ -53,23 +57,6 @@ class BodyColumns:
         """Whether it has all columns of another in the same order, and perhaps more behind them."""
         more = self.columns == old.columns or self.columns.startswith(f"{old.columns}, ")
         return self.format == old.format and more
-
-    def document(self) -> list[str]:
-        """As JSON: the fields in order."""
-        return list(astuple(self))
-
-    @classmethod
-    def of(cls, row: list[Any]) -> BodyColumns:
-        """Undo ``document``.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        check_texts(row, "columns of bodies")
-        found = cls(*row)
-        if found.format not in FORMATS:
-            raise ValueError(f"bodies of an unknown format {found.format!r:.40}")
-        return found
 
 
 def column_names(body: BodyColumns) -> list[str]:
@@ -92,24 +79,8 @@ class BodyLayout:
         """What a key has to change with; nothing for files without more columns."""
         if self == PLAIN:
             return ()
-        raw = repr((self.body and self.body.document(), self.has_records))
+        raw = repr((self.body and list(astuple(self.body)), self.has_records))
         return (hashlib.sha256(raw.encode("utf-8", "surrogateescape")).hexdigest(),)
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        body = self.body.document() if self.body else []
-        return {"body": body, "number": self.number, "has_records": self.has_records}
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> BodyLayout:
-        """Undo ``document``.
-
-        Raises:
-            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
-        """
-        check_ints((document["number"],), "a layout")
-        body = BodyColumns.of(document["body"]) if document["body"] else None
-        return cls(body, document["number"], document["has_records"] is True)
 
 
 PLAIN = BodyLayout()
@@ -167,11 +138,7 @@ def parse_columns(text: str) -> list[pa.Field]:
 
 
 def columns_text(columns: Sequence[pa.Field]) -> str:
-    """Undo ``parse_columns``, always in the same words.
-
-    Raises:
-        InvalidError: There is no word for a type, or a name is none.
-    """
+    """Undo ``parse_columns``, always in the same words."""
     return ", ".join(f"{_quoted(column.name)} {type_text(column.type)}" for column in columns)
 
 
@@ -210,11 +177,7 @@ def is_name(name: str) -> bool:
 
 
 def require_distinct(names: Sequence[str]) -> None:
-    """See that no reader takes two columns for one.
-
-    Raises:
-        InvalidError: Two differ by upper and lower case only, or not at all.
-    """
+    """See that no reader takes two columns for one."""
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
@@ -236,8 +199,6 @@ def _tokens(text: str) -> list[str]:
 
 @dataclass
 class _Reader:
-    """Recursive descent."""
-
     tokens: list[str]
     at: int = 0
     depth: int = 0
@@ -479,8 +440,6 @@ def infer_columns(bodies: Iterable[bytes]) -> list[pa.Field]:
 
 @dataclass
 class _Places:
-    """All places so far, and how many more fields there may be."""
-
     paths: set[str] = field(default_factory=set)
     """Of fields and of elements of arrays, as Iceberg has them, in lower case."""
     left: int = FIELDS_MAX  # so many fields
@@ -539,8 +498,6 @@ class _Numbers:
 
 @dataclass
 class _Seen:
-    """What a place has been so far."""
-
     path: str  # names from the outermost field on, a dot behind each
     kind: str = ""  # of values; empty as long as there was none
     fields: dict[str, _Seen] = field(default_factory=dict)  # of an object

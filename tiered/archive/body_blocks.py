@@ -62,9 +62,6 @@ class Decoder(Protocol):
 
         Args:
             bodies: Binary, without nulls; at least one.
-
-        Raises:
-            UnfitError: Not each of them fits.
         """
         ...
 
@@ -161,7 +158,6 @@ def _decode_members(
 
 
 def _misfit(whole: tuple[str, str], members: list[tuple[str, str]]) -> tuple[str, str]:
-    """Why a body does not fit, by what is wrong with each of its members."""
     if not members:
         return whole
     names = [name for name, _ in members]
@@ -172,8 +168,6 @@ def _misfit(whole: tuple[str, str], members: list[tuple[str, str]]) -> tuple[str
 
 @dataclass(slots=True)
 class _DecodeWork:
-    """Rows of bodies, decoded as far as they can be."""
-
     decoder: Decoder
     bodies: Any  # all of them
     counts: BodyCounts  # see ``decode_bodies``

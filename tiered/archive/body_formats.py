@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from tiered.api.arrow import load_pyarrow
+from tiered.api.arrow import load_library, load_pyarrow
 from tiered.archive.bodies import (
     BOM,
     FORMATS,
@@ -65,19 +65,8 @@ _BROKEN = (
 
 
 def load_fastavro() -> Any:  # noqa: ANN401 (a foreign module)
-    """The module.
-
-    Raises:
-        InvalidError: It is not installed.
-    """
-    try:
-        import fastavro  # noqa: PLC0415 (only who uses it)
-    except ImportError as error:
-        raise InvalidError(
-            "Avro bodies need fastavro, which is not installed",
-            do="pip install 'tieredmq[bodies]'",
-        ) from error
-    return fastavro
+    """The module."""
+    return load_library("fastavro", "Avro bodies need fastavro", "bodies")
 
 
 def avro_columns(definition: str) -> list[pa.Field]:
@@ -93,15 +82,35 @@ def avro_columns(definition: str) -> list[pa.Field]:
     return list(_avro_type(schema, known, frozenset(), "the record"))
 
 
-class AvroDecoder:
+class _ByBody:
+    """Decodes one body after another; all that a definition has are columns."""
+
+    strict = None
+    _columns: list[pa.Field]
+
+    def left_out(self, body: bytes) -> Iterable[str]:  # noqa: ARG002 (what it does not know has no name)
+        return ()
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        arrow = load_pyarrow()
+        rows = [self._values(at, body) for at, body in enumerate(bodies.to_pylist())]
+        try:
+            return [
+                arrow.array([row[number] for row in rows], column.type)
+                for number, column in enumerate(self._columns)
+            ]
+        except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UnfitError(NO_FIT, str(error)) from None
+
+    def _values(self, at: int, body: bytes) -> list[Any]:
+        raise NotImplementedError
+
+
+class AvroDecoder(_ByBody):
     """Decodes Avro records by one schema."""
 
     def __init__(self, definition: str, columns: Sequence[pa.Field]) -> None:
-        """Take the writer's schema, and the columns, some of which it may not have.
-
-        Raises:
-            InvalidError: It is not a schema.
-        """
+        """Take the writer's schema, and the columns, some of which it may not have."""
         fastavro = load_fastavro()
         self._schema = _avro_schema(definition)
         self._read = fastavro.schemaless_reader
@@ -111,26 +120,10 @@ class AvroDecoder:
         self._columns = list(columns)
         self._definition = definition
 
-    strict = None
-
     def only(self, number: int) -> AvroDecoder:
         return AvroDecoder(self._definition, [self._columns[number]])
 
-    def left_out(self, body: bytes) -> Iterable[str]:  # noqa: ARG002 (all that a schema has are columns)
-        return ()
-
-    def decode(self, bodies: pa.Array) -> list[pa.Array]:
-        arrow = load_pyarrow()
-        found = [self._one(at, body) for at, body in enumerate(bodies.to_pylist())]
-        try:
-            return [
-                arrow.array([one.get(column.name) for one in found], column.type)
-                for column in self._columns
-            ]
-        except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise UnfitError(NO_FIT, str(error)) from None
-
-    def _one(self, at: int, body: bytes) -> dict[str, Any]:
+    def _values(self, at: int, body: bytes) -> list[Any]:
         file = io.BytesIO(body)
         if body.startswith(_MARK) and len(body) >= _HEADER_BYTES:
             if body.startswith(self._header):
@@ -143,7 +136,7 @@ class AvroDecoder:
             raise UnfitError(NO_OBJECT, f"{type(error).__name__}: {error}"[:200], at) from None
         if file.tell() != len(body):
             raise UnfitError(NO_OBJECT, f"{len(body) - file.tell()} bytes are left over", at)
-        return found
+        return [found.get(column.name) for column in self._columns]
 
     def _is_bare(self, body: bytes) -> bool:
         """Whether what looks like a header is a datum's first bytes."""
@@ -280,9 +273,6 @@ _PROTO_SIMPLE: Final[Mapping[str, str]] = {
 def proto_columns(definition: str, message: str) -> list[pa.Field]:
     """The columns of a message.
 
-    Args:
-        definition: A descriptor set, in base64.
-
     Raises:
         InvalidError: There is no such message, or something of it can be no column.
     """
@@ -293,15 +283,11 @@ def proto_columns(definition: str, message: str) -> list[pa.Field]:
     return [load_pyarrow().field(field.name, _proto_type(field, (message,))) for field in fields]
 
 
-class ProtoDecoder:
+class ProtoDecoder(_ByBody):
     """Decodes Protocol Buffers of one message type."""
 
     def __init__(self, definition: str, message: str, columns: Sequence[pa.Field]) -> None:
-        """Take the message, and the columns, some of which it may not have.
-
-        Raises:
-            InvalidError: There is no such message.
-        """
+        """Take the message, and the columns, some of which it may not have."""
         from google.protobuf import message_factory  # type: ignore[import-untyped] # noqa: PLC0415
 
         descriptor = _descriptor(definition, message)
@@ -310,48 +296,31 @@ class ProtoDecoder:
         self._definition, self._message = definition, message
         known = descriptor.fields_by_name
         self._gets = [
-            _getter(known[one.name]) if one.name in known else _nothing for one in columns
+            _getter(known[one.name]) if one.name in known else lambda _message: None
+            for one in columns
         ]
-
-    strict = None
 
     def only(self, number: int) -> ProtoDecoder:
         return ProtoDecoder(self._definition, self._message, [self._columns[number]])
 
-    def left_out(self, body: bytes) -> Iterable[str]:  # noqa: ARG002 (what it does not know has no name)
-        return ()
-
-    def decode(self, bodies: pa.Array) -> list[pa.Array]:
-        arrow = load_pyarrow()
-        found = [self._one(at, body) for at, body in enumerate(bodies.to_pylist())]
-        try:
-            return [
-                arrow.array([get(one) for one in found], column.type)
-                for get, column in zip(self._gets, self._columns, strict=True)
-            ]
-        except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise UnfitError(NO_FIT, str(error)) from None
-
-    def _one(self, at: int, body: bytes) -> Any:  # noqa: ANN401
+    def _values(self, at: int, body: bytes) -> list[Any]:
         from google.protobuf.message import (  # type: ignore[import-untyped] # noqa: PLC0415
             DecodeError,
         )
 
         try:
-            return self._parse(body)
+            found = self._parse(body)
         except (DecodeError, ValueError, RecursionError) as error:
             raise UnfitError(NO_OBJECT, f"{type(error).__name__}: {error}"[:200], at) from None
+        return [get(found) for get in self._gets]
 
 
 def _descriptor(definition: str, message: str) -> Any:  # noqa: ANN401 (protobuf has no types)
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool  # noqa: PLC0415
-        from google.protobuf.message import DecodeError  # noqa: PLC0415
-    except ImportError as error:
-        raise InvalidError(
-            "bodies of Protocol Buffers need protobuf, which is not installed",
-            do="pip install 'tieredmq[bodies]'",
-        ) from error
+    needs = "bodies of Protocol Buffers need protobuf"
+    descriptor_pb2 = load_library("google.protobuf.descriptor_pb2", needs, "bodies")
+    from google.protobuf import descriptor_pool  # noqa: PLC0415
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+
     pool = descriptor_pool.DescriptorPool()
     try:
         files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition))
@@ -412,12 +381,7 @@ def _is_map(field: Any) -> bool:  # noqa: ANN401
     return bool(inner is not None and inner.GetOptions().map_entry)
 
 
-def _nothing(_message: Any) -> None:  # noqa: ANN401
-    return None
-
-
 def _getter(field: Any) -> Get:  # noqa: ANN401
-    """What takes a field out of a message."""
     name = field.name
     if _is_map(field):
         key, value = map(_converter, field.message_type.fields)
@@ -518,11 +482,7 @@ def read_wishes(
 
 
 def merged(old: BodyColumns, new: BodyColumns, topic: str) -> BodyColumns:
-    """Columns of a topic once more are wished: what was fixed stays, what is new comes behind it.
-
-    Raises:
-        InvalidError: Another format, or another type of a column.
-    """
+    """Columns of a topic once more are wished: what was fixed stays, what is new comes behind it."""
     if new.format != old.format:
         raise InvalidError(
             f"bodies of {topic} are {old.format} in this archive, not {new.format}",
@@ -623,11 +583,7 @@ def body_fields(body: BodyColumns) -> list[pa.Field]:
 
 
 def open_decoder(body: BodyColumns) -> Decoder:
-    """What decodes a topic's bodies.
-
-    Raises:
-        InvalidError: Its library is not installed, or the definition is none.
-    """
+    """What decodes a topic's bodies."""
     columns = parse_columns(body.columns)
     match body.format:
         case "json":
@@ -640,16 +596,11 @@ def open_decoder(body: BodyColumns) -> Decoder:
             return TextDecoder()
 
 
-class TextDecoder:
+class TextDecoder(_ByBody):
     """Bodies that are UTF-8."""
-
-    strict = None
 
     def only(self, number: int) -> TextDecoder:  # noqa: ARG002 (there is one)
         return self
-
-    def left_out(self, body: bytes) -> Iterable[str]:  # noqa: ARG002 (all of it is the column)
-        return ()
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
         arrow = load_pyarrow()

@@ -87,10 +87,8 @@ class JsonDecoder:
         if self._run:
             self._require_digits(bodies)
         try:
-            return [
-                _whole(arrow, column).cast(kind)
-                for column, kind in zip(table.columns, self._wanted, strict=True)
-            ]
+            columns = (arrow.concat_arrays(column.chunks) for column in table.columns)
+            return [one.cast(kind) for one, kind in zip(columns, self._wanted, strict=True)]
         except arrow.ArrowInvalid as error:
             raise UnfitError(NO_FIT, str(error)) from None
 
@@ -225,8 +223,6 @@ def _bytes_of(bodies: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
 
 
 class _Digits(str):
-    """A number as it is written."""
-
     __slots__ = ()
 
 
@@ -250,7 +246,6 @@ def _runs(columns: Iterable[pa.Field]) -> Iterator[int]:
 
 
 def _lost_digits(value: Any, kind: Any) -> Iterator[str]:  # noqa: ANN401
-    """Numbers of a value that its column would change."""
     types = load_pyarrow().types
     if isinstance(value, _Digits):
         if types.is_floating(kind) and not _keeps(value, kind.bit_width):
@@ -313,8 +308,3 @@ def _parsed(name: str, kind: Any) -> Any:  # noqa: ANN401 (pyarrow has no types)
     if types.is_map(kind) or types.is_binary(kind):
         raise InvalidError(f"the column {name!r:.80} is a {kind}, which JSON bodies cannot become")
     return kind
-
-
-def _whole(arrow: Any, column: Any) -> Any:  # noqa: ANN401
-    chunks = column.chunks
-    return chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)

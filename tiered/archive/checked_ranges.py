@@ -55,11 +55,7 @@ class Sums:
     tail: bytes  # the rest of the file, proven
 
     def require(self, start: int, data: memoryview) -> None:
-        """See that blocks from a byte on are as they were written.
-
-        Raises:
-            ValueError: They are not.
-        """
+        """See that blocks from a byte on are as they were written."""
         for at in range(0, len(data), self.block_bytes):
             place = (start + at) // self.block_bytes * _CRC_BYTES
             crc = int.from_bytes(self.crcs[place : place + _CRC_BYTES], "big")
@@ -94,9 +90,6 @@ def _proof(crcs: bytes | memoryview, covered: int, footer: bytes | memoryview) -
 
 def sums_of(tail: bytes, size_bytes: int) -> Sums | int:
     """What the end of a file says of the rest; or how many of its last bytes are needed.
-
-    Args:
-        tail: The last bytes of the file.
 
     Raises:
         ValueError: It has no such checksums, or they are damaged.
@@ -225,7 +218,6 @@ class ObjectFile(io.RawIOBase):
             self._blocks([ByteRange(first, self.sums.start)])
 
     def _blocks(self, whole: Sequence[ByteRange]) -> Sequence[bytes]:
-        """Whole blocks, proven."""
         if not whole:
             return []
         with reading(self._archive, self._key):
@@ -245,5 +237,4 @@ class ObjectFile(io.RawIOBase):
         return self.sums.tail[wanted.start - start : wanted.end - start]
 
     def _get(self, size: int) -> bytes:
-        """The last bytes."""
         return self._archive.get(self._key, ByteRange(self._size - size, self._size))

@@ -48,10 +48,11 @@ from tiered.archive.model import (
     is_made_key,
 )
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InvalidError, OtherVersionError
+from tiered.errors import DataError, OtherVersionError
 from tiered.journal.checkpoint import trim_journal
-from tiered.upkeep.workplace import FORMAT, moved_on
+from tiered.journal.typed import as_row, row_of
 from tiered.upkeep.workplace import PlanDocument as Plan
+from tiered.upkeep.workplace import moved_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,17 +79,9 @@ class Leftover:
     at_ms: int  # when it was replaced, else when it was written; UTC
     kind: str  # which of those above
 
-    def row(self) -> list[Any]:
-        """As JSON: the fields in order."""
-        return [self.key, self.size_bytes, self.at_ms, self.kind]
-
 
 def plan_clean(at: JobContext, state: ArchiveState, *, grace_ms: int, limit: int) -> Plan:
-    """What may be deleted now, and what stays.
-
-    Args:
-        limit: Delete at most so many.
-    """
+    """What may be deleted now, and what stays."""
     before_ms = at.clock.now_ms() - grace_ms
     named = named_sizes(state)
     found = [
@@ -110,26 +103,21 @@ def plan_clean(at: JobContext, state: ArchiveState, *, grace_ms: int, limit: int
         *_old(at.archive.list(PROBES), PROBE, min(before_ms, at.clock.now_ms() - PROBE_OLD_MS)),
     ]
     young = [one for one in strays.ours if not 0 <= one.at_ms < before_ms]
-    return {
-        "format": FORMAT,
-        "what": WHAT,
-        "url": at.archive.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
-        "made_ms": at.clock.now_ms(),
-        "grace_ms": grace_ms,
-        "young": sum(one.kind == REPLACED and one.at_ms >= before_ms for one in found),
-        "deletion_count": len(old[:limit]),
-        "deletion_bytes": sum(one.size_bytes for one in old[:limit]),
-        "is_cut": len(old) > limit,
-        "deletions": [one.row() for one in old[:limit]],
-        "refusals": [*harmed, *damaged][:LISTED],
-        "unnamed_count": len(young),
-        "unnamed_bytes": sum(one.size_bytes for one in young),
-        "unnamed": sorted(one.key for one in young)[:LISTED],
-        "foreign_count": len(strays.foreign),
-        "foreign": strays.foreign[:LISTED],
-    }
+    return at.plan(
+        WHAT,
+        grace_ms=grace_ms,
+        young=sum(one.kind == REPLACED and one.at_ms >= before_ms for one in found),
+        deletion_count=len(old[:limit]),
+        deletion_bytes=sum(one.size_bytes for one in old[:limit]),
+        is_cut=len(old) > limit,
+        deletions=[row_of(one) for one in old[:limit]],
+        refusals=[*harmed, *damaged][:LISTED],
+        unnamed_count=len(young),
+        unnamed_bytes=sum(one.size_bytes for one in young),
+        unnamed=sorted(one.key for one in young)[:LISTED],
+        foreign_count=len(strays.foreign),
+        foreign=strays.foreign[:LISTED],
+    )
 
 
 def apply_clean(at: JobContext, log: JournalWriter[ArchiveState], plan: Plan) -> dict[str, Any]:
@@ -142,9 +130,8 @@ def apply_clean(at: JobContext, log: JournalWriter[ArchiveState], plan: Plan) ->
         InvalidError: It is of another archive, or the archive has moved on. Nothing was deleted.
         BackendError: A store failed. Applying again goes on.
     """
-    if plan["url"] != at.archive.url:
-        raise InvalidError(f"this plan is of {plan['url']}", do="plan again")
-    rows = [Leftover(*row) for row in plan["deletions"]]
+    at.require_own(plan)
+    rows = [as_row(Leftover).decode(row) for row in plan["deletions"]]
     done = {"deleted": 0, "deleted_bytes": 0, "already_gone": 0}
     _delete_files(at, log, [one for one in rows if one.kind in {REPLACED, UNNAMED}], done)
     _delete_others(at, log.state, [one for one in rows if one.kind in {PART, PROBE}], done)
@@ -160,7 +147,6 @@ def apply_clean(at: JobContext, log: JournalWriter[ArchiveState], plan: Plan) ->
 def _delete_files(
     at: JobContext, log: JournalWriter[ArchiveState], rows: list[Leftover], done: dict[str, int]
 ) -> None:
-    """Delete files of messages, and of what is none."""
     log.catch_up()
     known = {one.key for one in log.state.replaced}
     due = [one for one in rows if one.kind == UNNAMED or one.key in known]
@@ -222,7 +208,6 @@ def unnamed_files(archive: ObjectStore, state: ArchiveState) -> Strays:
 
 
 def _known(state: ArchiveState) -> set[str]:
-    """Keys that the log knows."""
     return {*named_sizes(state), *(one.key for one in state.replaced)}
 
 

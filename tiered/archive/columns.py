@@ -69,9 +69,6 @@ def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
     """The columns of files, in order, with their ids: those of every file, and what a layout adds behind them.
 
     ``KEYS`` are never null.
-
-    Raises:
-        InvalidError: pyarrow is not installed.
     """
     arrow = load_pyarrow()
     own = list(_schema())
@@ -183,9 +180,6 @@ class Columns:
         Args:
             names: Only these columns of every file, and ``queue_offset``; without a layout. A body that is not among
                 them is not unpacked, so no message is put aside because of it.
-
-        Raises:
-            InvalidError: A library that decodes bodies is not installed.
         """
         self.schema = schema(layout)
         if names is not None:
@@ -298,7 +292,6 @@ class Columns:
         return found
 
     def _keys(self, texts: Any) -> Any:  # noqa: ANN401 (pyarrow has no types)
-        """Each text divided at its blanks."""
         arrow = self._arrow
         divided = arrow.compute.split_pattern(texts, " ")
         if arrow.compute.any(arrow.compute.equal(divided.flatten(), "")).as_py():

@@ -68,32 +68,25 @@ def open_log(archive: ObjectStore, log: Log) -> None:
     A job writes an entry before its first file, so files without an entry are of a log that was lost. It is looked for them
     only where there is no entry, and for the log once more behind them.
     """
-    with _reading_log(archive):
+    try:
         log.catch_up()
         if log.number:
             return
         found = next((info.key for info in archive.list(FILES)), None)
         if found is not None:
             log.catch_up()
+    except DataError as error:  # say which archive's it is; what helps a tier does not help here
+        raise DataError(
+            f"the archive's log is damaged: {error.what}",
+            where=f"{archive.url}/{error.where}",
+            do="put this object of the archive's log back from a copy",
+        ) from error
     if found is not None and not log.number:
         raise DataError(
             f"the archive's log is gone, and there are files that it has named: {found}",
             where=archive.url,
             do=f"put {LOG} back from a copy, or archive to an empty place",
         )
-
-
-@contextlib.contextmanager
-def _reading_log(archive: ObjectStore) -> Iterator[None]:
-    """Say of damage in the log which archive's it is; what helps a tier does not help here."""
-    try:
-        yield
-    except DataError as error:
-        where = f"{archive.url}/{error.where}"
-        do = "put this object of the archive's log back from a copy"
-        raise DataError(
-            f"the archive's log is damaged: {error.what}", where=where, do=do
-        ) from error
 
 
 def prove_files(archive: ObjectStore, files: Iterable[ParquetFile]) -> None:
@@ -116,18 +109,29 @@ def prove(archive: ObjectStore, file: ParquetFile | SideFile) -> None:
         raise _damage(archive, file.key, "has other bytes than the archive's log says")
 
 
+def read_proven(archive: ObjectStore, file: ParquetFile | SideFile) -> bytes:
+    """All bytes of a file, which are what the log says."""
+    with reading(archive, file.key):
+        data = archive.get(file.key)
+    if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
+        raise _damage(archive, file.key, "has other bytes than the archive's log says")
+    return data
+
+
 def find_damage(archive: ObjectStore, files: Iterable[ParquetFile]) -> DataError | None:
     """The first file that is not what the log says: by its size, or by its checksum; of so many files and bytes."""
     read = 0
     for file in islice(files, LOOKED_AT):
         try:
-            if archive.head(file.key).size_bytes != file.size_bytes:
+            with reading(archive, file.key):
+                size = archive.head(file.key).size_bytes
+            if size != file.size_bytes:
                 return _damage(archive, file.key, "has another size than the archive's log says")
-            read += file.size_bytes
-            if read <= READ_BYTES and zlib_ng.crc32(archive.get(file.key)) != file.crc:
-                return _damage(archive, file.key, "has other bytes than the archive's log says")
-        except ObjectNotFoundError:
-            return _damage(archive, file.key, "is gone")
+            read += size
+            if read <= READ_BYTES:
+                read_proven(archive, file)
+        except DataError as error:
+            return error
     return None
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from backends.local_files import MAKE_ROOM
-from tiered.api.arrow import load_pyarrow
+from tiered.api.arrow import load_library, load_pyarrow
 from tiered.archive.bodies import PREFIX
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema, topic_schema
@@ -30,7 +30,7 @@ from tiered.archive.lookup import files_without, read_index
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.selection import MAX, MIN, Selection, micros
 from tiered.archive.stale import stale_rows
-from tiered.archive.tables import files_by_topic, read_archive
+from tiered.archive.tables import files_by_topic, read_archive, refuses_file
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -164,16 +164,6 @@ def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]: 
         connection.execute("SET disabled_optimizers = ''")
 
 
-def may_hold(wanted: Selection, queue: ArchiveQueue, file: ParquetFile) -> bool:
-    """Whether a file can have a row that is wanted, by what the log says of it."""
-    return (
-        wanted.meets("queue_id", queue.queue_id, queue.queue_id)
-        and wanted.meets("incarnation", queue.incarnation, queue.incarnation)
-        and wanted.meets("queue_offset", file.low, file.high - 1)
-        and wanted.meets("store_ts", file.store_min_ms * 1000, file.store_max_ms * 1000 + 999)
-    )
-
-
 def _read(plan: Any, question: str) -> dict[str, list[Selection]]:  # noqa: ANN401 (JSON)
     found: dict[str, list[Selection]] = {}
     for node in _nodes(plan):
@@ -183,7 +173,9 @@ def _read(plan: Any, question: str) -> dict[str, list[Selection]]:  # noqa: ANN4
             continue
         filters = said.get("Filters", [])
         listed = [filters] if isinstance(filters, str) else filters
-        found.setdefault(_name(table), []).append(_selection(listed, question))
+        name = table.removeprefix(_PLACE)  # as in ``memory.main."%RETRY%g"``
+        name = name[1:-1].replace('""', '"') if name[:1] == '"' else name
+        found.setdefault(name, []).append(_selection(listed, question))
     return found
 
 
@@ -191,12 +183,6 @@ def _nodes(plan: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
     for node in plan:
         yield node
         yield from _nodes(node.get("children", ()))
-
-
-def _name(table: str) -> str:
-    """The name in ``memory.main."%RETRY%g"``."""
-    name = table.removeprefix(_PLACE)
-    return name[1:-1].replace('""', '"') if name[:1] == '"' else name
 
 
 def _selection(filters: Iterable[str], question: str) -> Selection:
@@ -219,8 +205,9 @@ def _narrowed(found: Selection, test: str, texts: Sequence[str]) -> Selection:
     if known is None or known[1] not in COLUMNS:
         return found
     column, sign, time, number = known.groups()
-    value = int(number) if number else _micros(texts[int(time)])
-    if value is None:
+    try:
+        value = int(number) if number else micros(datetime.fromisoformat(texts[int(time)]))
+    except ValueError:
         return found
     value += _STEP.get(sign, 0)
     low = value if sign in {"=", ">", ">="} else MIN
@@ -275,20 +262,12 @@ def _joined(text: str) -> Iterator[str]:
 
 
 def _closes(text: str) -> int:
-    """Where the parenthesis that a text begins with is closed."""
     depth = 0
     for at, char in enumerate(text):
         depth += {"(": 1, ")": -1}.get(char, 0)
         if depth == 0:
             return at
     return -1
-
-
-def _micros(time: str) -> int | None:
-    try:
-        return micros(datetime.fromisoformat(time))
-    except ValueError:
-        return None
 
 
 # -- questions -------------------------------------------------------------------------------------
@@ -309,18 +288,8 @@ _OPTIONS = (
 
 
 def load_duckdb() -> Any:  # noqa: ANN401 (a foreign module)
-    """The module.
-
-    Raises:
-        InvalidError: It is not installed.
-    """
-    try:
-        import duckdb  # noqa: PLC0415 (heavy; only who asks)
-    except ImportError as error:
-        raise InvalidError(
-            "this needs DuckDB, which is not installed", do="pip install 'tieredmq[sql]'"
-        ) from error
-    return duckdb
+    """The module."""
+    return load_library("duckdb", "this needs DuckDB", "sql")
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +340,9 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
             connection.begin()
             is_one = len(connection.extract_statements(question)) == 1
             wanted = wanted_of(connection, question) if is_one else {}
-            without = _without(archive, [one for found in wanted.values() for one in found])
+            asked_for = {one.key for some in wanted.values() for one in some if one.key is not None}
+            index = read_index(archive) if asked_for else []
+            without = {key: files_without(archive, index, key) for key in asked_for}
             chosen = {
                 topic: _chosen(state, topic, wanted.get(table), without)
                 for topic, table in named.items()
@@ -414,18 +385,13 @@ def _listed(answer: pa.Table, exact: Mapping[str, str]) -> pa.Table:
 
 
 def _in_exact(said: str, exact: Mapping[str, str]) -> str:
-    """What DuckDB says, with the names that people write."""
     for name, table in exact.items():
         said = said.replace(table, name) if table != name else said
     return said
 
 
 def require_exact_columns(columns: Collection[str], question: str) -> None:
-    """See that columns of bodies are named exactly: members of JSON may differ in case alone, and only one has a column.
-
-    Raises:
-        InvalidError: One is not.
-    """
+    """See that columns of bodies are named exactly: members of JSON may differ in case alone, and only one has a column."""
     alike = {name.casefold(): name for name in columns if name.startswith(PREFIX)}
     if not alike or PREFIX not in question.casefold():
         return
@@ -524,24 +490,18 @@ def _latest_files(
     return found
 
 
-def _without(archive: ObjectStore, wanted: Sequence[Selection]) -> dict[str | None, set[str]]:
-    """For each key that is asked for, the files that do not have it, as far as there is an index of keys."""
-    keys = {one.key for one in wanted if one.key is not None}
-    index = read_index(archive) if keys else []
-    return {key: files_without(archive, index, key) for key in keys}
-
-
 def _chosen(
     state: ArchiveState,
     topic: str,
     wanted: Sequence[Selection] | None,
-    without: Mapping[str | None, set[str]],
+    without: Mapping[str, set[str]],
 ) -> list[str]:
     """Keys of the files of a topic that a question may need; None wants all. Each once, in order."""
 
     def is_needed(queue: ArchiveQueue, file: ParquetFile) -> bool:
         return wanted is None or any(
-            may_hold(each, queue, file) and file.key not in without.get(each.key, ())
+            not (each.refuses(queue) or refuses_file(each, file))
+            and file.key not in without.get(each.key or "", ())
             for each in wanted
         )
 

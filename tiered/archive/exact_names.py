@@ -41,12 +41,7 @@ def table_names(topics: Iterable[str]) -> dict[str, str]:
 
 
 def exact_names(tables: Mapping[str, str], behind: str = "") -> dict[str, str]:
-    """The tables by the names that people write: the topics' own.
-
-    Args:
-        tables: Table of each topic, as ``table_names`` gives them.
-        behind: What the names of all have behind them.
-    """
+    """The tables by the names that people write: the topics' own."""
     found: dict[str, str] = {}
     for topic, table in tables.items():
         plain = _plain(topic)
@@ -129,11 +124,7 @@ class ExactNames:
         return str(text)
 
     def table(self, name: str) -> str:
-        """What DuckDB calls a table.
-
-        Raises:
-            InvalidError: There is none of exactly this name.
-        """
+        """What DuckDB calls a table."""
         table = self.tables.get(name)
         if table is None:
             alike = ", ".join(map(quoted, sorted(self.alike[name.casefold()])))
@@ -161,11 +152,7 @@ class ExactNames:
         return name not in self.tables and name in self.columns
 
     def require_exact(self, text: str) -> None:
-        """See that a text names no table that cannot be told apart from others.
-
-        Raises:
-            InvalidError: It may.
-        """
+        """See that a text names no table that cannot be told apart from others."""
         folded = text.casefold()
         for fold, names in self.alike.items():
             if fold in folded and (len(names) > 1 or names[0] not in text):
@@ -213,7 +200,12 @@ class _Select:
             case "TABLE_FUNCTION":
                 function = node.get("function") or {}
                 if function.get("function_name") in _BY_TEXT:
-                    self.names.require_exact("\n".join(_texts_in(function)))
+                    texts = (
+                        one
+                        for node in _nodes(function)
+                        for one in (node.get("text"), node.get("value"))
+                    )
+                    self.names.require_exact("\n".join(t for t in texts if isinstance(t, str)))
             case _:
                 pass
         self.aliases |= {node.get("alias") or ""}
@@ -236,14 +228,9 @@ class _Select:
             self.renamed[name] = table
         self.is_changed = True
 
-    def put_qualifiers(self, node: Any) -> None:  # noqa: ANN401
+    def put_qualifiers(self, tree: Any) -> None:  # noqa: ANN401
         """Put names of tables before columns, and in the places of whole rows, into the names that these have now."""
-        if isinstance(node, list):
-            for one in node:
-                self.put_qualifiers(one)
-        elif isinstance(node, dict):
-            for one in node.values():
-                self.put_qualifiers(one)
+        for node in _nodes(tree):
             match node.get("type"):
                 case "COLUMN_REF":
                     first, *rest = node["column_names"]
@@ -260,17 +247,13 @@ class _Select:
         return name if name in self.aliases else self.renamed.get(name, name)
 
 
-def _texts_in(node: Any) -> Iterator[str]:  # noqa: ANN401
-    """Constants of a node that are texts."""
-    if isinstance(node, list):
-        for one in node:
-            yield from _texts_in(one)
-    elif isinstance(node, dict):
-        for name, one in node.items():
-            if name in {"text", "value"} and isinstance(one, str):
-                yield one
-            else:
-                yield from _texts_in(one)
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """All nodes of a tree, those within others first."""
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    for one in inner:
+        yield from _nodes(one)
+    if isinstance(tree, dict):
+        yield tree
 
 
 _TEXTS = re.compile(r"(?i)\b(query|query_table|pragma|pragma_\w+|call)\b")

@@ -35,7 +35,6 @@ from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, 
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
 from tiered.archive.damage import open_log
-from tiered.archive.divided import divide, find_lost
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,
@@ -58,7 +57,7 @@ from tiered.archive.plan import (
     plan_works,
 )
 from tiered.archive.stale import decode_again, stale_rows
-from tiered.archive.task import JobContext, do_work
+from tiered.archive.task import JobContext, divide, do_work, find_lost
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
@@ -92,6 +91,12 @@ class Done:
 
     tasks: tuple[Task, ...]
     archived: tuple[Archived, ...]
+
+    def action(self) -> Action:
+        """What makes them part of the archive."""
+        pairs = zip(self.tasks, self.archived, strict=True)
+        rows = [(task.queue, task.tails, archived) for task, archived in pairs]
+        return archive_action(rows, self.tasks[0].epoch)
 
 
 @dataclass(slots=True)
@@ -259,9 +264,8 @@ def spark_ahead(session: Any) -> Callable[[], int]:  # noqa: ANN401 (pyspark has
     """How many tasks of the jobs under way Spark has done. Called from any thread; 0 when Spark does not tell."""
 
     def ahead() -> int:
-        with contextlib.suppress(
-            Exception
-        ):  # whatever the other side of a socket does: progress is not the work
+        # Whatever the other side of a socket does: progress is not the work.
+        with contextlib.suppress(Exception):
             tracker = session.sparkContext.statusTracker()
             stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
             return sum(stage.numCompletedTasks for stage in stages if stage)
@@ -271,11 +275,7 @@ def spark_ahead(session: Any) -> Callable[[], int]:  # noqa: ANN401 (pyspark has
 
 
 def write_metrics(path: str, record: JobRecord) -> None:
-    """Put a run's figures into a file, as Prometheus' text form has it; in place of the last, all at once.
-
-    Raises:
-        InvalidError: The file cannot be written.
-    """
+    """Put a run's figures into a file, as Prometheus' text form has it; in place of the last, all at once."""
     fields = asdict(record)
     text = render([Sample(f"tiered_archive_run_{name}", fields[name]) for name in _GAUGES], METRICS)
     try:
@@ -320,15 +320,8 @@ def fix_layouts(
 ) -> tuple[tuple[Task, ...], list[str]]:
     """Give each task its layout.
 
-    Args:
-        tier: With retries.
-        tasks: In order of topic.
-
     Returns:
         The tasks; and the topics whose columns cannot be inferred, since none of their first bodies is a JSON object.
-
-    Raises:
-        InvalidError: What is wished contradicts what is fixed.
     """
     layouts: dict[str, BodyLayout] = {}
     unknown = []
@@ -425,18 +418,11 @@ _NAMED = 8
 
 
 def extend_columns(log: JournalWriter[ArchiveState], at: JobContext) -> None:
-    """Fix columns that are wished of topics beside those that they have, also where nothing is to be archived.
-
-    Raises:
-        InvalidError: What is wished contradicts what is fixed.
-    """
+    """Fix columns that are wished of topics beside those that they have, also where nothing is to be archived."""
     for topic in filter(at.takes, sorted(log.state.bodies)):
         wish = at.wishes.of(topic)
-        while wish and wish.body:
-            known = log.state.bodies[topic]
-            wanted = merged(known[-1], wish.body, topic)
-            if wanted == known[-1] or _append(log, topic, len(known), wanted):
-                break
+        if wish and wish.body:
+            _fix(log, topic, wish, _Sample(at.tier, at.place.prefix, ()))
 
 
 def fix_archived(log: JournalWriter[ArchiveState], at: JobContext, reader: TierReader) -> list[str]:
@@ -477,16 +463,14 @@ def _fix(log: JournalWriter[ArchiveState], topic: str, wish: BodyWish, sample: _
             if guess is None:
                 return False
             wanted = guess
-        if _append(log, topic, len(known), wanted):
+        number = len(known)
+        action = columns_action(topic, number, wanted)
+        if append_if(log, [action], partial(_has_columns, topic, number)):
             return True
 
 
-def _append(log: JournalWriter[ArchiveState], topic: str, number: int, body: BodyColumns) -> bool:
-    return append_if(
-        log,
-        [columns_action(topic, number, body)],
-        lambda state: len(state.bodies.get(topic, ())) == number,
-    )
+def _has_columns(topic: str, number: int, state: ArchiveState) -> bool:
+    return len(state.bodies.get(topic, ())) == number
 
 
 # -- the job ---------------------------------------------------------------------------------------
@@ -513,14 +497,9 @@ def log_writer(at: JobContext) -> JournalWriter[ArchiveState]:
     return log
 
 
-def plan_job(at: JobContext, state: ArchiveState) -> Plan:
-    """What there is to do now."""
-    return plan_of(at, read_tier(at), state)
-
-
-def plan_of(at: JobContext, reader: TierReader, state: ArchiveState) -> Plan:
-    """What there is to do by what a reader of the tier has seen."""
-    return plan_archive(reader.state, at.place, state, takes=at.takes)
+def plan_job(at: JobContext, state: ArchiveState, reader: TierReader | None = None) -> Plan:
+    """What there is to do, by what a reader of the tier has seen; by default by the tier as it is now."""
+    return plan_archive((reader or read_tier(at)).state, at.place, state, takes=at.takes)
 
 
 def read_tier(at: JobContext) -> TierReader:
@@ -554,7 +533,7 @@ def run_job(
     """
     _require_apart(at)
     log, reader = log_writer(at), read_tier(at)
-    every = plan_of(at, reader, log.state)
+    every = plan_job(at, log.state, reader)
     require_possible(at, log.state, reader.state, every, again=again)
     plan = limited(every, limits)
     result = Result(plan, log.writer, kind, at.clock.now_ms())
@@ -564,8 +543,8 @@ def run_job(
     tell = told or (lambda _result: None)
     with ThreadPoolExecutor(1, "tiered-listing") as pool:
         looked = pool.submit(harmed_files, at.archive, log.state)
-        run = _Run(at, log, engine, result, tell, limits=limits, small_bytes=small_bytes)
-        run.run(again=again)
+        began_s = at.clock.monotonic_s()
+        _Run(at, log, engine, result, tell, limits, small_bytes, began_s).run(again=again)
         suspects = looked.result()
     result.stale = stale_rows(log.state)
     if suspects:
@@ -574,32 +553,22 @@ def run_job(
     return result
 
 
+@dataclass(slots=True)
 class _Run:
     """One run of a job, and what it has in hand."""
 
-    def __init__(
-        self,
-        at: JobContext,
-        log: JournalWriter[ArchiveState],
-        engine: Engine,
-        result: Result,
-        told: Callable[[Result], None],
-        *,
-        limits: Limits,
-        small_bytes: int,
-    ) -> None:
-        self._at = at
-        self._log = log
-        self._engine = engine
-        self._result = result
-        self._told = told
-        self._limits = limits
-        self._small_bytes = small_bytes
-        self._began_s = at.clock.monotonic_s()
-        self._is_full = False
-        self._missed: set[_Source] = set()
-        self._stuck: set[ArchiveQueue] = set()
-        self._trimmed = 0
+    _at: JobContext
+    _log: JournalWriter[ArchiveState]
+    _engine: Engine
+    _result: Result
+    _told: Callable[[Result], None]
+    _limits: Limits
+    _small_bytes: int
+    _began_s: float
+    _is_full: bool = False
+    _missed: set[_Source] = field(default_factory=set)
+    _stuck: set[ArchiveQueue] = field(default_factory=set)
+    _trimmed: int = 0
 
     def run(self, *, again: bool) -> None:
         plan, log = self._result.plan, self._log
@@ -609,10 +578,9 @@ class _Run:
         self._archive(plan)
         if again:
             self._decode_again()
-        is_new = (had.get(topic, 0) < len(found) for topic, found in log.state.bodies.items())
         self._result.is_extended = any(
-            is_more and topic in there
-            for is_more, topic in zip(is_new, log.state.bodies, strict=True)
+            topic in there and had.get(topic, 0) < len(found)
+            for topic, found in log.state.bodies.items()
         )
         # Who plans next reads a checkpoint and no entries, however much this run has done.
         self._save(force=self._result.entries > 0)
@@ -703,7 +671,6 @@ class _Run:
         return False
 
     def _laid_out(self, plan: Plan) -> tuple[Task, ...]:
-        """The tasks, with what bodies become, once the log has fixed it."""
         at = self._at
         tasks, self._result.unknown = fix_layouts(
             self._log, at.tier, at.place.prefix, plan.tasks, at.wishes
@@ -732,7 +699,10 @@ class _Run:
                     alone += [Work((task,)) for task in work.tasks]
                 else:
                     self._result.failed.append((work.tasks[0], outcome))
-                if _is_due(done):
+                every = [archived for one in done for archived in one.archived]
+                files = len({file.key for archived in every for file in archived.files})
+                size = sum(archived.source_bytes for archived in every)
+                if files >= COMMIT_FILES or size >= COMMIT_BYTES:
                     is_moved |= self._commit(done)
                     done = []
         return (self._commit(done) if done else False) or is_moved, alone
@@ -754,7 +724,7 @@ class _Run:
             record = self._result.after(due, self._at.clock.now_ms())
             if append_if(
                 self._log,
-                [*map(_action, due), job_action(record)],
+                [*(one.action() for one in due), job_action(record)],
                 lambda state: all(_fits(state, one) for one in due),
             ):
                 self._result.entries += 1
@@ -795,7 +765,7 @@ class _Run:
                 self._divide(one)
             except (DataError, ObjectNotFoundError) as error:
                 raise _HarmedError(error) from error
-            action = forget_action(one.queue, list(one.starts), one.mark)
+            action = forget_action(one.queue, one.starts, one.mark)
             if append_if(self._log, [action], partial(_is_all, one)):
                 self._result.entries += 1
                 break
@@ -813,14 +783,7 @@ _Source = tuple["ArchiveQueue", int, tuple[str, ...]]
 
 
 def _source(task: Task) -> _Source:
-    """A task, and from which objects it is made."""
     return task.queue, task.start, tuple(bundle.key for bundle in task.parts.bundles)
-
-
-def _action(done: Done) -> Action:
-    pairs = zip(done.tasks, done.archived, strict=True)
-    rows = [(task.queue, task.tails, archived) for task, archived in pairs]
-    return archive_action(rows, done.tasks[0].epoch)
 
 
 def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:
@@ -833,15 +796,7 @@ def _is_all(one: Overtaken, state: ArchiveState) -> bool:
     return one.mark not in state.tails.get(one.queue, ()) and _starts(state, one) == one.starts
 
 
-def _is_due(done: list[Done]) -> bool:
-    every = [archived for one in done for archived in one.archived]
-    files = len({file.key for archived in every for file in archived.files})
-    return files >= COMMIT_FILES or sum(a.source_bytes for a in every) >= COMMIT_BYTES
-
-
 class _HarmedError(Exception):
-    """A file of the archive is not what the log says."""
-
     def __init__(self, harm: DataError | ObjectNotFoundError) -> None:
         super().__init__(str(harm))
         self.harm = harm

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,7 +40,7 @@ from tiered.archive.checked_ranges import ObjectFile, with_sums
 from tiered.archive.damage import reading
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, partition_value
-from tiered.archive.parquet import open_writer
+from tiered.archive.parquet import open_writer, read_columns
 from tiered.archive.selection import Selection, shown
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.compaction.keyed import digest_many
@@ -49,6 +49,7 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
 from tiered.journal.entry import open_text, seal_text
 from tiered.journal.replay import JournalReader
+from tiered.journal.typed import as_object, document_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -92,15 +93,6 @@ class LatestVersion:
     rows: int  # in all files
     files: tuple[tuple[str, int, int, int], ...]  # key, rows, bytes and CRC-32 of each
 
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        names = ("number", "log_number", "source", "made_ms", "rows")
-        return {
-            "format": 1,
-            **{name: getattr(self, name) for name in names},
-            "files": [list(file) for file in self.files],
-        }
-
     @property
     def is_table(self) -> bool:
         """False: it was made before the first, or in the place of a damaged one, and there is no table until the next."""
@@ -108,7 +100,7 @@ class LatestVersion:
 
     @classmethod
     def of(cls, text: bytes, where: str) -> LatestVersion:
-        """Undo ``document`` and ``seal_text``.
+        """Of its text.
 
         Raises:
             OtherVersionError: It is whole, and of another form.
@@ -122,13 +114,8 @@ class LatestVersion:
                 do=DO_MAKE_AGAIN,
             ) from error
         try:
-            numbers = [int(said[name]) for name in ("number", "log_number", "made_ms", "rows")]
-            files = tuple(
-                (str(k), int(n), int(size), int(crc)) for k, n, size, crc in said["files"]
-            )
-            number, log_number, made_ms, rows = numbers
-            return cls(number, log_number, str(said["source"]), made_ms, rows, files)
-        except (ValueError, LookupError, TypeError) as error:
+            return as_object(cls).decode({n: one for n, one in said.items() if n in cls.__slots__})
+        except (ValueError, TypeError) as error:
             raise OtherVersionError(
                 f"a version of a table has another form: {error!r:.80}", where=where
             ) from error
@@ -222,27 +209,16 @@ def plan_latest(
     newest: dict[int, int] = {}
     files = plan_files(state, wanted).files
     for file in files:  # a broker of another cluster may have the same name, and other incarnations
-        file.row_ranges = [
-            row_range for row_range in file.row_ranges if row_range.queue.cluster == place.cluster
-        ]
-        for row_range in file.row_ranges:
-            queue = row_range.queue
+        file.row_ranges = [o for o in file.row_ranges if o.queue.cluster == place.cluster]
+        for queue in (one.queue for one in file.row_ranges):
             newest[queue.queue_id] = max(queue.incarnation, newest.get(queue.queue_id, 0))
     for file in files:
         file.row_ranges = [
-            row_range
-            for row_range in file.row_ranges
-            if row_range.queue.incarnation == newest[row_range.queue.queue_id]
+            one for one in file.row_ranges if one.queue.incarnation == newest[one.queue.queue_id]
         ]
     files = [file for file in files if file.row_ranges]
     said = [
-        (
-            file.key,
-            [
-                (row_range.queue.row(), row_range.low, row_range.high)
-                for row_range in file.row_ranges
-            ],
-        )
+        (file.key, [(astuple(one.queue), one.low, one.high) for one in file.row_ranges])
         for file in files
     ]
     digest = hashlib.sha256(repr((across_queues, said)).encode("utf-8", "surrogateescape"))
@@ -328,7 +304,7 @@ def _make(archive: ObjectStore, plan: LatestPlan, clock: Clock, run: str) -> Lat
 
 def _name(archive: ObjectStore, folder: str, made: LatestVersion) -> bool:
     """Create a version; whether its number was free, or it is ours and its first answer was lost."""
-    key, text = _version_key(folder, made.number), seal_text(made.document())
+    key, text = _version_key(folder, made.number), seal_text({"format": 1, **document_of(made)})
     try:
         archive.put_if_absent(key, text)
     except AlreadyExistsError:
@@ -379,9 +355,6 @@ def plan_leftovers(
 
     A run's files are as old as its newest: one that takes longer than the grace keeps what it made first. Where a store does
     not tell how old an object is, it is young.
-
-    Args:
-        before_ms: UTC.
 
     Returns:
         These, files before versions; and whether some of the files were never named, so that a run that sleeps may be about
@@ -457,13 +430,7 @@ def _damage_of(
 
 
 def give_up(archive: ObjectStore, folder: str, now_ms: int) -> bool:
-    """Have no table count: for one that is damaged, until the next run makes it again. Whether that was done.
-
-    Args:
-        archive: With retries.
-        folder: Of the table; see ``folder_of``.
-        now_ms: UTC.
-    """
+    """Have no table count: for one that is damaged, until the next run makes it again. Whether that was done."""
     number = _last_number((info.key for info in archive.list(f"{folder}versions/")), folder) + 1
     return _name(archive, folder, LatestVersion(number, 0, "", now_ms, 0, ()))
 
@@ -475,12 +442,6 @@ def delete_leftovers(
 
     Before a file goes that no version ever named, a version is made of the same files as the last: a run makes only the
     version behind the one that it knew before its first file, so none of before can name anything any more.
-
-    Args:
-        archive: With retries.
-        folder: Of the table; see ``folder_of``.
-        before_ms: See ``plan_leftovers``.
-        now_ms: UTC.
 
     Returns:
         What was deleted: nothing when a run has just made a version.
@@ -513,8 +474,9 @@ def _winners(archive: ObjectStore, plan: LatestPlan) -> list[npt.NDArray[np.int6
     newest = Newest(NO_LIMIT, is_across=plan.across_queues)
     for file in plan.files:
         for _, _, batch in _groups(archive, file, _NARROW):
-            for queue, mask in _masks(file, batch):
-                newest.put(_places(batch, mask, at[queue]))
+            for queue, mask in file.masks(batch):
+                if mask.any():
+                    newest.put(_places(batch, mask, at[queue]))
     rows = newest.rows()
     return [np.sort(rows["offset"][rows["queue"] == number]) for number in at.values()]
 
@@ -529,27 +491,6 @@ def _groups(
             table = opened.read_row_group(number, None if columns is None else list(columns))
             for batch in table.combine_chunks().to_batches():
                 yield opened, number, batch
-
-
-def _masks(
-    file: Chosen, batch: pa.RecordBatch
-) -> Iterator[tuple[ArchiveQueue, npt.NDArray[np.bool_]]]:
-    """Which rows are those of each queue, as far as they count."""
-    offsets, queues, incarnations = (
-        batch.column(name).to_numpy(zero_copy_only=False)
-        for name in ("queue_offset", "queue_id", "incarnation")
-    )
-    compute = load_pyarrow().compute
-    for queue in dict.fromkeys(row_range.queue for row_range in file.row_ranges):
-        mine = compute.equal(batch.column("broker"), shown(queue.broker))
-        mask = mine.to_numpy(zero_copy_only=False).astype(np.bool_)
-        mask &= (queues == queue.queue_id) & (incarnations == queue.incarnation)
-        counts = np.zeros(len(mask), np.bool_)
-        for row_range in file.row_ranges:
-            if row_range.queue == queue:
-                counts |= (offsets >= row_range.low) & (offsets < row_range.high)
-        if (mask := mask & counts).any():
-            yield queue, mask
 
 
 def _places(
@@ -586,7 +527,7 @@ def _rows(
         for opened, number, batch in _groups(archive, file, _NARROW):
             kept = np.zeros(batch.num_rows, np.bool_)
             offsets = batch.column("queue_offset").to_numpy(zero_copy_only=False)
-            for queue, mask in _masks(file, batch):
+            for queue, mask in file.masks(batch):
                 kept |= mask & is_among(winners[at[queue]], offsets)
             if kept.any():
                 with reading(archive, file.key):
@@ -598,7 +539,6 @@ def _rows(
 def _write(
     archive: ObjectStore, folder: str, tables: Iterator[pa.Table]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Put rows into files; key, rows, bytes and checksum of each."""
     held: list[pa.Table] = []
     number = 0
     for table in tables:
@@ -628,8 +568,6 @@ def read_latest(archive: ObjectStore, place: Place, topic: str) -> pa.Table | No
     Raises:
         BackendError: The store could not be read; also when its files went since (ask again).
     """
-    from tiered.archive.parquet import read_columns  # noqa: PLC0415 (only who reads all of it)
-
     version = latest_version(archive, place, topic)
     if version is None:
         return None

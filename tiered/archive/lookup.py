@@ -38,6 +38,7 @@ from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import reading
 from tiered.archive.model import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
+from tiered.archive.plan import filled
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
@@ -121,13 +122,14 @@ def lookup(
     done = list(spread(look, due))
     opened = {file.key for file in due}
     tables = [one.rows for one in done if one.rows is not None and one.rows.num_rows]
+    groups = sum(one.groups for one in done)
+    groups += sum(one.groups for key, one in known.items() if key not in opened)
     return FoundRow(
         newest(tables, count),
         len(topic.files),
         len(due),
         sum(one.groups_read > 0 for one in done),
-        sum(one.groups for one in done)
-        + sum(one.groups for key, one in known.items() if key not in opened),
+        groups,
         sum(one.groups_read for one in done),
     )
 
@@ -241,11 +243,7 @@ def lines(rows: pa.Table) -> Iterator[bytes]:
 
 
 def document(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a message, in the order of ``tiered.format.message_forms.message_json``.
-
-    Args:
-        row: All columns of docs/formats/archive.md, maps as lists of pairs.
-    """
+    """The fields of a message, in the order of ``tiered.format.message_forms.message_json``."""
     properties = dict(row["properties"] or ())
     record_id = offset_msg_id(row["store_host"], row["physical_offset"])
     return {
@@ -370,11 +368,7 @@ def read_index(archive: ObjectStore) -> list[IndexPart]:
 
 
 def useless_parts(archive: ObjectStore, known: Collection[str]) -> list[ObjectInfo]:
-    """Objects of the index of which no file is known any more. One that cannot be read is none: ``--repair`` deletes it.
-
-    Args:
-        known: Keys of files that may be looked at yet.
-    """
+    """Objects of the index of which no file is known any more. One that cannot be read is none: ``--repair`` deletes it."""
     found = []
     for info in archive.list(PREFIX):
         with contextlib.suppress(DataError, OtherVersionError, ObjectNotFoundError):
@@ -388,7 +382,11 @@ def groups_with(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, l
     value = text_hash(text)
     rows = [_row(one, value) for one in part.classes]
     data = archive.get_ranges(part.key, rows) if rows else []
-    answers = [iter(_answers(part.key, row, value)) for row in data]
+    proven = [_proven_row(part.key, row) for row in data]
+    answers = [
+        iter([block_holds(row[at : at + BLOCK], value) for at in range(0, len(row), BLOCK)])
+        for row in proven
+    ]
     found: dict[str, list[int]] = {}
     for key, groups in part.files.items():
         says = [any([n == _NONE or next(answers[n]) for n in classes]) for classes in groups]  # noqa: C419 (each is taken)
@@ -430,7 +428,6 @@ def damage_of_index(archive: ObjectStore) -> dict[str, TieredStoreError]:
 
 
 def _prove_part(archive: ObjectStore, part: IndexPart) -> None:
-    """Look at the checksum of each row."""
     for blocks, filters, start in part.classes:
         size = filters * BLOCK + _CRC_BYTES
         step = max(1, _PROVED_BYTES // size)
@@ -449,18 +446,16 @@ def build(
     *,
     told: Callable[[Built], None] = lambda _b: None,
 ) -> Built:
-    """Make the index cover every file that the log names; one that is lost or damaged is left out, and named.
-
-    Args:
-        engine: Reads filters, and makes objects of them.
-    """
+    """Make the index cover every file that the log names; one that is lost or damaged is left out, and named."""
     covered = {key for part in read_index(archive) for key in part.files}
     built = Built()
-    shares = while_room(_shares(_without(covered, state)), built.failed)
+    files = ((file.key, file.size_bytes, file.rows) for file in _without(covered, state))
+    most = OBJECT_BYTES // ROW_BYTES
+    shares = while_room(map(tuple, filled(files, lambda file: file[2], most)), built.failed)
     with engine(index_files, shares) as outcomes:
         for share, made in outcomes:
             if isinstance(made, Exception):
-                built.failed += [(key, made) for key, _ in share]
+                built.failed += [(key, made) for key, *_ in share]
             else:
                 built.add(made)
             told(built)
@@ -468,27 +463,13 @@ def build(
 
 
 def _without(covered: set[str], state: ArchiveState) -> Iterator[ParquetFile]:
-    """Files that are not covered yet, a topic at a time."""
     for _, some in groupby(state.queues.each(), key=lambda pair: pair[0].topic):
         files = (file for _, one in some for file in one.files)
         yield from whole_files(file for file in files if file.key not in covered)
 
 
-_Share = tuple[tuple[str, int], ...]
-"""Files of one object, most likely: key and bytes."""
-
-
-def _shares(files: Iterable[ParquetFile]) -> Iterator[_Share]:
-    share: list[tuple[str, int]] = []
-    held = 0
-    for file in files:
-        held += file.rows * ROW_BYTES
-        if share and held > OBJECT_BYTES:
-            yield tuple(share)
-            share, held = [], file.rows * ROW_BYTES
-        share.append((file.key, file.size_bytes))
-    if share:
-        yield tuple(share)
+_Share = tuple[tuple[str, int, int], ...]
+"""Files of one object, most likely: key, bytes and rows."""
 
 
 def index_files(context: WorkContext, share: _Share) -> Built:
@@ -498,7 +479,7 @@ def index_files(context: WorkContext, share: _Share) -> Built:
         BackendError: The store failed. A file that is damaged holds up no others, and is said.
     """
     built = Built()
-    for object_files in _gathered(_sound(context.archive, share, built)):
+    for object_files in filled(_sound(context.archive, share, built), _size_of, OBJECT_BYTES):
         data = _encode(object_files)
         name = hashlib.sha256("\n".join(key for key, _ in object_files).encode()).hexdigest()[:16]
         _put_part(context.archive, f"{PREFIX}{name}.keys", data)
@@ -528,17 +509,17 @@ _Filters = tuple[str, list[list[bytes | None]]]
 """A file's key, and the bits of its filters by group and column."""
 
 
-def _sound(
-    archive: ObjectStore, files: Iterable[tuple[str, int]], built: Built
-) -> Iterator[_Filters]:
+def _sound(archive: ObjectStore, files: _Share, built: Built) -> Iterator[_Filters]:
     """Filters of the files that can be read; the others have failed."""
-    for key, size in files:
+    for key, size, _ in files:
         try:
-            found = _filters(archive, key, size)
+            yield _filters(archive, key, size)
         except DataError as error:
             built.failed.append((key, error))
-            continue
-        yield found
+
+
+def _size_of(file: _Filters) -> int:
+    return sum(len(bits or b"") for group in file[1] for bits in group)
 
 
 def _filters(archive: ObjectStore, key: str, size: int) -> _Filters:
@@ -552,50 +533,31 @@ def _filters(archive: ObjectStore, key: str, size: int) -> _Filters:
     return key, [[None if place is None else next(bits) for place in group] for group in places]
 
 
-def _gathered(files: Iterable[_Filters]) -> Iterator[list[_Filters]]:
-    """Files for one object each."""
-    waiting: list[_Filters] = []
-    held = 0
-    for file in files:
-        size = sum(len(bits or b"") for group in file[1] for bits in group)
-        if waiting and held + size > OBJECT_BYTES:
-            yield waiting
-            waiting, held = [], 0
-        waiting.append(file)
-        held += size
-    if waiting:
-        yield waiting
-
-
 def _encode(files: Sequence[_Filters]) -> bytes:
     every = [bits for _, groups in files for group in groups for bits in group if bits is not None]
     sizes = sorted({len(bits) for bits in every})
     numbers = {size: number for number, size in enumerate(sizes)}
-    row_ranges, classes, at = [], [], 0
+    chunks, classes, at = [], [], 0
     for size in sizes:
         mine = [bits for bits in every if len(bits) == size]
-        rows = _rows(mine)
         classes.append([size // BLOCK, len(mine), at])
-        row_ranges.append(rows)
-        at += len(rows)
+        chunks.append(_rows(mine))
+        at += len(chunks[-1])
     named = [
         [key, [[_NONE if bits is None else numbers[len(bits)] for bits in g] for g in groups]]
         for key, groups in files
     ]
     text = json.dumps({"format": 1, "classes": classes, "files": named}).encode()
     head = zstandard.ZstdCompressor(level=3).compress(text)
-    return b"".join([*row_ranges, head, _FOOTER.pack(len(head), zlib_ng.crc32(head), _MAGIC)])
+    return b"".join([*chunks, head, _FOOTER.pack(len(head), zlib_ng.crc32(head), _MAGIC)])
 
 
 def _rows(filters: Sequence[bytes]) -> bytes:
     """Block n of each, then their checksum, for each n."""
     bits = np.frombuffer(b"".join(filters), np.uint8).reshape(len(filters), -1, BLOCK)
     rows = np.ascontiguousarray(bits.transpose(1, 0, 2)).reshape(bits.shape[1], -1)
-    row_ranges = []
-    for row in rows:
-        data = row.tobytes()
-        row_ranges += [data, zlib_ng.crc32(data).to_bytes(_CRC_BYTES, "big")]
-    return b"".join(row_ranges)
+    texts = [row.tobytes() for row in rows]
+    return b"".join(data + zlib_ng.crc32(data).to_bytes(_CRC_BYTES, "big") for data in texts)
 
 
 def _row(one: tuple[int, int, int], value: int) -> ByteRange:
@@ -603,12 +565,6 @@ def _row(one: tuple[int, int, int], value: int) -> ByteRange:
     size = filters * BLOCK + _CRC_BYTES
     at = start + block_number(value, blocks) * size
     return ByteRange(at, at + size)
-
-
-def _answers(key: str, row: bytes, value: int) -> Iterator[bool]:
-    data = _proven_row(key, row)
-    for start in range(0, len(data), BLOCK):
-        yield block_holds(data[start : start + BLOCK], value)
 
 
 def _proven_row(key: str, row: bytes) -> memoryview:
@@ -627,12 +583,9 @@ def _read_part(archive: ObjectStore, key: str, size: int) -> IndexPart:
     if magic != _MAGIC or not 0 < length <= min(size - _FOOTER.size, _HEAD_BYTES_MAX):
         raise _damaged("this is not an object of a key index", key)
     start = size - _FOOTER.size - length
-    has_all = len(tail) >= length + _FOOTER.size
-    head = (
-        tail[-_FOOTER.size - length : -_FOOTER.size]
-        if has_all
-        else archive.get(key, ByteRange(start, start + length))
-    )
+    head = tail[-_FOOTER.size - length : -_FOOTER.size]
+    if len(tail) < length + _FOOTER.size:
+        head = archive.get(key, ByteRange(start, start + length))
     if zlib_ng.crc32(head) != crc:
         raise _damaged("the head of the key index has a wrong checksum", key)
     return _part_of(key, head, start)

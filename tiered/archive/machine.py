@@ -1,32 +1,11 @@
+# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.typed)
 """The state machine of an archive's log: what is archived, replayed from entries of the same journal that a tier has.
 
-============= ============================================================================================
-action        fields
-============= ============================================================================================
-archive       ``offset_ranges`` that share files, and count together or not at all: of each the ``queue``, the fields of
-              ``Archived`` (queue offsets, and the files that hold them from now on); ``tails``: how many marks of the
-              queue the archiver knew of, with another number it is refused; and ``epoch``, see ``fence``
-again         likewise, of offset ranges that are archived, with more columns of bodies: they take the places of the old ones
-forget        ``queue``; ``starts``: its offset ranges that begin at these offsets are no longer part of the archive;
-              ``tail``: mark of what the broker truncated, the reason; see ``Truncation``
-merge         ``files``: new ones, each with what lies in it from now on (below)
-clean         ``keys``: files that were replaced, and are deleted now
-fence         ``epoch``, the one that begins, and ``keys`` of files that are about to be deleted, so that no entry may
-              name them any more (none: none made before may); see ``Fence``. Each offset range and each file of a ``merge``
-              has the ``epoch`` in which it was planned (none: 0): those that the fence does not let are refused
-job           how far the job is that wrote this entry; see ``JobRecord``
-columns       ``topic``, and ``body``: the columns that bodies of the topic become from now on (``BodyColumns``);
-              ``number``: how many the topic had before: with another number it is refused, so of jobs that choose at
-              once the first one's choice holds
-============= ============================================================================================
+An action is one of the typed records below, as an object of its fields, with its name (``KINDS``) as ``do``. A name that is
+not known stops a program: it would read files twice, or not at all.
 
-An action has a ``format`` (none: 1). A newer one, and an action that is not known, stop a program: it would read files
-twice, or not at all. A ``forget`` of an offset range whose file holds rows of others, too, is refused: they are divided
-first.
-
-An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
-and counted: of two jobs that did the same work, the first one's entry counts. An archive has no epochs, so its
-epoch is always 0.
+An action that presumes what has changed since is refused, all of it, and counted. So of two jobs that did the same work the
+first one's entry counts. An archive has no epochs of writers: an entry's is always 0.
 
 A file may hold rows of several queues, and of several offset ranges of one. Then each offset range names it, with the
 numbers of its own rows in it (a *row range*): the proof of each offset range stays what it was, whichever file its rows lie
@@ -40,8 +19,9 @@ changed since the last checkpoint, and a checkpoint what changed, however much i
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from tiered.archive.archived import OffsetRanges, SavedRun
 from tiered.archive.bodies import BodyColumns
@@ -54,25 +34,17 @@ from tiered.archive.model import (
     Replaced,
     SideFile,
     Truncation,
-    of_row,
 )
-from tiered.journal.entry import json_text
-from tiered.journal.replay import UnknownActionError
-from tiered.log.wellformed import check_ints, check_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from tiered.journal.append import JournalWriter
-    from tiered.journal.entry import Action, Entry
-
+from tiered.journal.append import JournalWriter
+from tiered.journal.entry import Action, Entry, json_text
+from tiered.journal.typed import as_object
+from tiered.log.actions import action_of, read_action
 
 # -- jobs ------------------------------------------------------------------------------------------
 #
 # What the log tells of the jobs that wrote it: one record with each entry of a job, the newest of each run
 # kept. Values.
 
-JOB = "job"
 KEPT = 16
 """Runs of which the state keeps the record; older ones are in the log's entries."""
 
@@ -98,30 +70,9 @@ class JobRecord:
     source_bytes: int = 0  # bytes of the commit log, read
     size_bytes: int = 0  # bytes of the files
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> JobRecord:
-        """From JSON, with a field for each of these; what else it has is left out.
-
-        Raises:
-            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
-        """
-        return of_row(cls, [document[one.name] for one in fields(cls)])
-
-
-def job_action(record: JobRecord) -> Action:
-    """The action that says how far a run is."""
-    return {"do": JOB, "format": 1, **asdict(record)}
-
 
 # -- the machine -----------------------------------------------------------------------------------
 
-ARCHIVE = "archive"
-AGAIN = "again"
-FORGET = "forget"
-MERGE = "merge"
-CLEAN = "clean"
-FENCE = "fence"
-COLUMNS = "columns"
 CONDEMNED_MAX = 10_000
 """Keys that a fence names. One that is to name more refuses all files that were made before it, instead."""
 
@@ -187,10 +138,8 @@ class ArchiveMachine:
             entry.time_ms,
         )
         for action in entry.actions:
-            handler = _HANDLERS.get(action.get("do", ""))
-            if handler is None or action.get("format", 1) != 1:
-                raise UnknownActionError(f"{action.get('do')!r:.80}")
-            work.refused += not handler(work, action)
+            said = read_action(action, KINDS)
+            work.refused += not _HANDLERS[type(said)](work, said)
         return ArchiveState(
             work.queues,
             work.tails,
@@ -212,21 +161,13 @@ class ArchiveMachine:
 
     def dump(self, state: ArchiveState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint: all but the offset ranges."""
-        return {
-            "refused": state.refused,
-            "updated_ms": state.updated_ms,
-            "jobs": [asdict(record) for record in state.jobs],
-            "replaced": [one.row() for one in state.replaced],
-            "fence": _fence_row(state.fence),
-            "tails": [
-                [queue.row(), [list(mark) for mark in marks]]
-                for queue, marks in state.tails.items()
-            ],
-            "bodies": [
-                [topic, [body.document() for body in found]]
-                for topic, found in state.bodies.items()
-            ],
-        }
+        rest = (
+            state.replaced,
+            state.fence,
+            tuple(state.tails.items()),
+            tuple(state.bodies.items()),
+        )
+        return as_object(_Saved).encode(_Saved(state.refused, state.updated_ms, state.jobs, *rest))
 
     def dump_chunks(self, state: ArchiveState) -> Iterator[bytes]:
         """For a checkpoint."""
@@ -242,24 +183,126 @@ class ArchiveMachine:
         Raises:
             ValueError: It is not a dump; ``LookupError`` and ``TypeError`` mean the same.
         """
-        check_ints((document["refused"], document["updated_ms"]), "a state")
-        check_texts((topic for topic, _ in document["bodies"]), "a topic")
+        saved = as_object(_Saved).decode(document)
         return ArchiveState(
             OffsetRanges(list(map(SavedRun, shards))),
-            {
-                ArchiveQueue.of(row): tuple(map(Truncation.of, marks))
-                for row, marks in document["tails"]
-            },
-            document["refused"],
-            document["updated_ms"],
-            tuple(map(JobRecord.of, document["jobs"])),
-            {topic: tuple(map(BodyColumns.of, found)) for topic, found in document["bodies"]},
-            {one.key: one for one in map(Replaced.of, document["replaced"])},
-            _fence_of(document["fence"]),
+            dict(saved.tails),
+            saved.refused,
+            saved.updated_ms,
+            saved.jobs,
+            dict(saved.bodies),
+            {one.key: one for one in saved.replaced},
+            saved.fence,
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A state as checkpoints have it, without its offset ranges, which are their shards."""
+
+    refused: int
+    updated_ms: int
+    jobs: tuple[JobRecord, ...]
+    replaced: tuple[Replaced, ...]
+    fence: Fence
+    tails: tuple[tuple[ArchiveQueue, tuple[Truncation, ...]], ...]
+    bodies: tuple[tuple[str, tuple[BodyColumns, ...]], ...]
+
+
 # -- actions ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRange:
+    """An offset range, and when it was planned."""
+
+    queue: ArchiveQueue
+    tails: int
+    """How many truncations of the queue the archiver knew of; with another number it is refused."""
+    archived: Archived
+    epoch: int = 0  # of the archive; one that the fence does not let is refused
+
+
+@dataclass(frozen=True, slots=True)
+class RangesNamed:
+    """Offset ranges that share files, and count together or not at all.
+
+    One that overlaps with what is archived already, or that does not account for each of its offsets, is refused.
+    """
+
+    offset_ranges: tuple[NamedRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangesAgain:
+    """Likewise, of offset ranges that are archived, with more columns of bodies: they take the places of the old ones."""
+
+    offset_ranges: tuple[NamedRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """What the broker truncated is no longer part of the archive.
+
+    An offset range whose file holds rows of others, too, is refused: they are divided first.
+    """
+
+    queue: ArchiveQueue
+    starts: tuple[int, ...]  # where its offset ranges begin
+    tail: Truncation  # the reason
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFile:
+    """A new file, and what lies in it from now on."""
+
+    key: str
+    size_bytes: int
+    crc: int
+    rows: int  # of all its row ranges
+    row_ranges: tuple[tuple[ArchiveQueue, tuple[tuple[int, str], ...]], ...]
+    """Of each queue its row ranges: ``low``, and the key of the old file."""
+    epoch: int = (
+        0  # of the archive, when it was planned; one that the fence does not let is refused
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FilesMerged:
+    """New files take the places of old ones."""
+
+    files: tuple[MergedFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """Files that were replaced, and are deleted now."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsFixed:
+    """What bodies of a topic become from now on.
+
+    With another number it is refused, so of jobs that choose at once the first one's choice holds.
+    """
+
+    topic: str
+    number: int  # how many the topic had before
+    body: BodyColumns
+
+
+KINDS: Final[Mapping[str, type[Any]]] = {
+    "archive": RangesNamed,
+    "again": RangesAgain,
+    "forget": Forget,
+    "merge": FilesMerged,
+    "clean": Cleaned,
+    "fence": Fence,
+    "job": JobRecord,
+    "columns": ColumnsFixed,
+}
 
 
 def archive_action(
@@ -271,56 +314,56 @@ def archive_action(
     """The action that adds offset ranges that share files: all of them, or none.
 
     Args:
-        offset ranges: Queue, how many marks of the queue the archiver knew of, and what it archived.
+        offset_ranges: Queue, how many truncations of the queue the archiver knew of, and what it archived.
         epoch: Of the archive when they were planned.
         again: They take the places of what they are with fewer columns.
     """
-    more = {"epoch": epoch} if epoch else {}
-    rows = [
-        {"queue": queue.row(), "tails": tails, **archived.document(), **more}
-        for queue, tails, archived in offset_ranges
-    ]
-    return {"do": AGAIN if again else ARCHIVE, "format": 1, "offset_ranges": rows}
+    rows = tuple(NamedRange(*one, epoch) for one in offset_ranges)
+    return action_of(RangesAgain(rows) if again else RangesNamed(rows), KINDS)
 
 
-def forget_action(queue: ArchiveQueue, starts: list[int], tail: Truncation) -> Action:
+def forget_action(queue: ArchiveQueue, starts: Iterable[int], tail: Truncation) -> Action:
     """The action that takes offset ranges out, since the broker took their messages back."""
-    return {"do": FORGET, "queue": queue.row(), "starts": starts, "tail": list(tail)}
+    return action_of(Forget(queue, tuple(starts), tail), KINDS)
+
+
+def files_merged(files: Iterable[NewFile]) -> FilesMerged:
+    """What puts files in the places of others."""
+    rows = []
+    for file in files:
+        queues: dict[ArchiveQueue, list[tuple[int, str]]] = {}
+        for one in file.row_ranges:
+            queues.setdefault(one.queue, []).append((one.file.low, one.file.key))
+        count = sum(one.file.rows for one in file.row_ranges)
+        ranges = tuple((queue, tuple(found)) for queue, found in queues.items())
+        rows.append(MergedFile(file.key, file.size_bytes, file.crc, count, ranges, file.epoch))
+    return FilesMerged(tuple(rows))
 
 
 def merge_action(files: Iterable[NewFile]) -> Action:
     """The action by which files take the place of others."""
-    rows = []
-    for file in files:
-        queues: dict[ArchiveQueue, list[list[Any]]] = {}
-        for row_range in file.row_ranges:
-            queues.setdefault(row_range.queue, []).append([row_range.file.low, row_range.file.key])
-        row = {
-            "key": file.key,
-            "size_bytes": file.size_bytes,
-            "crc": file.crc,
-            "rows": sum(row_range.file.rows for row_range in file.row_ranges),
-            "row_ranges": [[queue.row(), found] for queue, found in queues.items()],
-        }
-        rows.append({**row, "epoch": file.epoch} if file.epoch else row)
-    return {"do": MERGE, "format": 1, "files": rows}
+    return action_of(files_merged(files), KINDS)
 
 
 def clean_action(keys: Iterable[str]) -> Action:
     """The action that says that replaced files are deleted."""
-    return {"do": CLEAN, "format": 1, "keys": list(keys)}
+    return action_of(Cleaned(tuple(keys)), KINDS)
 
 
 def fence_action(epoch: int, keys: Iterable[str]) -> Action:
     """The action that begins an epoch, behind which no entry names these files."""
-    condemned = sorted(keys)
-    named = condemned if len(condemned) <= CONDEMNED_MAX else None
-    return {"do": FENCE, "format": 1, "epoch": epoch, "keys": named}
+    condemned = tuple(sorted(keys))
+    return action_of(Fence(epoch, condemned if len(condemned) <= CONDEMNED_MAX else None), KINDS)
+
+
+def job_action(record: JobRecord) -> Action:
+    """The action that says how far a run is."""
+    return action_of(record, KINDS)
 
 
 def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
     """The action that fixes what a topic's bodies become, the ``number``-th time, from 0."""
-    return {"do": COLUMNS, "topic": topic, "number": number, "body": body.document()}
+    return action_of(ColumnsFixed(topic, number, body), KINDS)
 
 
 def append_if(
@@ -335,9 +378,6 @@ def append_if(
 
     Returns:
         Whether it was appended; else it does not hold any more, as the log's state, caught up, tells.
-
-    Raises:
-        FencedError: See ``JournalWriter.append``.
     """
 
     def check(state: ArchiveState) -> None:
@@ -373,17 +413,12 @@ class _ArchiveWork:
     now_ms: int
     refused: int = 0
 
-    def add(self, queues: OffsetRanges, offset_range: Action) -> Archived | None:
+    def add(self, queues: OffsetRanges, named: NamedRange) -> Archived | None:
         """Add an offset range to a draft, if it fits."""
-        queue, new, epoch = (
-            ArchiveQueue.of(offset_range["queue"]),
-            Archived.of(offset_range),
-            offset_range.get("epoch", 0),
-        )
-        check_ints((epoch,), "an epoch")
-        fits = offset_range["tails"] == len(self.tails.get(queue, ()))
+        queue, new = named.queue, named.archived
+        fits = named.tails == len(self.tails.get(queue, ()))
         fits &= new.columns <= len(self.bodies.get(queue.topic, ()))
-        fits &= self.fence.lets(epoch, (file.key for file in new.objects()))
+        fits &= self.fence.lets(named.epoch, (file.key for file in new.objects()))
         if not fits or new.start >= new.end or not new.is_whole:
             return None
         if queues.around(queue, new.start, new.end):
@@ -405,21 +440,22 @@ class _ArchiveWork:
             self.gone = {key: one for key, one in self.gone.items() if key not in known}
 
 
-def _archive(work: _ArchiveWork, action: Action) -> bool:
-    """Both ``archive`` and ``again``, which first takes out what the new offset ranges take the places of."""
+def _archive(work: _ArchiveWork, said: RangesNamed | RangesAgain) -> bool:
+    """One that comes again first takes out what the new offset ranges take the places of."""
     queues, names = work.queues.draft(), list[str]()
     gone: dict[str, tuple[ArchiveQueue, ParquetFile | SideFile]] = {}
-    if action["do"] == AGAIN and not action["offset_ranges"]:
+    is_again = isinstance(said, RangesAgain)
+    if is_again and not said.offset_ranges:
         return False
-    for offset_range in action["offset_ranges"]:
-        if action["do"] == AGAIN:
-            queue, new = ArchiveQueue.of(offset_range["queue"]), Archived.of(offset_range)
+    for named in said.offset_ranges:
+        if is_again:
+            queue, new = named.queue, named.archived
             old = next(iter(queues.around(queue, new.start, new.end)), None)
             if old is None or not old.proves(new) or new.columns < old.columns:
                 return False
             queues.remove(queue, old.start)
             gone |= {file.key: (queue, file) for file in old.objects()}
-        added = work.add(queues, offset_range)
+        added = work.add(queues, named)
         if added is None:
             return False
         names += [file.key for file in added.objects()]
@@ -431,10 +467,8 @@ def _archive(work: _ArchiveWork, action: Action) -> bool:
     return True
 
 
-def _forget(work: _ArchiveWork, action: Action) -> bool:
-    queue, starts = ArchiveQueue.of(action["queue"]), set(action["starts"])
-    check_ints(starts, "an offset range")
-    mark = Truncation.of(action["tail"])
+def _forget(work: _ArchiveWork, said: Forget) -> bool:
+    queue, starts, mark = said.queue, set(said.starts), said.tail
     some = [one for start in sorted(starts) for one in work.queues.around(queue, start, start + 1)]
     some = [one for one in some if one.start in starts]
     counts = Counter(file.key for one in some for file in one.files)
@@ -448,44 +482,40 @@ def _forget(work: _ArchiveWork, action: Action) -> bool:
     return True
 
 
-def _merge(work: _ArchiveWork, action: Action) -> bool:
-    if not can_merge(work.queues, work.fence, action):
+def _merge(work: _ArchiveWork, said: FilesMerged) -> bool:
+    if not can_merge(work.queues, work.fence, said):
         return False
     gone: dict[str, ParquetFile] = {}
-    for (queue, low), (_, new) in _moved(action).items():
+    for (queue, low), (_, new) in _moved(said).items():
         row_range = find_row_range(work.queues, queue, low)
         assert row_range is not None
         archived, old = row_range
-        fields = {"key": new["key"], "size_bytes": new["size_bytes"], "crc": new["crc"]}
-        files = tuple(replace(old, **fields) if file is old else file for file in archived.files)
+        moved = replace(old, key=new.key, size_bytes=new.size_bytes, crc=new.crc)
+        files = tuple(moved if file is old else file for file in archived.files)
         work.queues.put(queue, replace(archived, files=files))
         gone[old.key] = old
     work.replace(gone[key] for key in sorted(gone))
     return True
 
 
-def can_merge(queues: OffsetRanges, fence: Fence, action: Action) -> bool:
-    """Whether a ``merge`` is accepted.
+def can_merge(queues: OffsetRanges, fence: Fence, said: FilesMerged) -> bool:
+    """Whether a merge is accepted.
 
-    Each row range must lie where the action says, every row range of an old file must move, a new file must have as many
+    Each row range must lie where it says, every row range of an old file must move, a new file must have as many
     rows as the row ranges in it, and the fence must let it.
-
-    Raises:
-        ValueError: It makes no sense; ``LookupError`` and ``TypeError`` mean the same.
     """
-    olds, rows = Counter[tuple[ArchiveQueue, str]](), Counter[int]()
+    olds, rows = Counter[tuple[ArchiveQueue, str]](), Counter[str]()
     kinds: dict[str, ArchiveQueue] = {}
-    for (queue, low), (key, new) in _moved(action).items():
+    for (queue, low), (key, new) in _moved(said).items():
         found = find_row_range(queues, queue, low)
-        if found is None or found[1].key != key or queues.count_of(queue, new["key"]):
+        if found is None or found[1].key != key or queues.count_of(queue, new.key):
             return False
         olds[kinds.setdefault(key, queue), key] += 1
-        rows[id(new)] += found[1].rows
-    files = action["files"]
+        rows[new.key] += found[1].rows
     return (
         all(queues.count_of(queue, key) == count for (queue, key), count in olds.items())
-        and all(row["rows"] == rows[id(row)] > 0 for row in files)
-        and all(fence.lets(row.get("epoch", 0), [row["key"]]) for row in files)
+        and all(file.rows == rows[file.key] > 0 for file in said.files)
+        and all(fence.lets(file.epoch, [file.key]) for file in said.files)
     )
 
 
@@ -497,69 +527,48 @@ def find_row_range(
     return next((found for found in every if found[1].low == low), None)
 
 
-def _moved(action: Action) -> dict[tuple[ArchiveQueue, int], tuple[str, Any]]:
-    """By what each row range is known, the key of its old file and the row of the new one."""
-    found: dict[tuple[ArchiveQueue, int], tuple[str, Any]] = {}
-    for row in action["files"]:
-        check_texts((row["key"],), "a file of an archive")
-        numbers = row["size_bytes"], row["crc"], row["rows"], row.get("epoch", 0)
-        check_ints(numbers, "a file of an archive")
-        for queue_row, row_ranges in row["row_ranges"]:
-            queue = ArchiveQueue.of(queue_row)
-            check_ints((low for low, _ in row_ranges), "a row range of a file")
-            check_texts((key for _, key in row_ranges), "a row range of a file")
-            found |= {(queue, low): (key, row) for low, key in row_ranges}
-    return found
+def _moved(said: FilesMerged) -> dict[tuple[ArchiveQueue, int], tuple[str, MergedFile]]:
+    """By what each row range is known, the key of its old file and the new one."""
+    return {
+        (queue, low): (key, file)
+        for file in said.files
+        for queue, row_ranges in file.row_ranges
+        for low, key in row_ranges
+    }
 
 
-def _clean(work: _ArchiveWork, action: Action) -> bool:
-    check_texts(action["keys"], "a file that is gone")
-    work.forget_gone(action["keys"])
+def _clean(work: _ArchiveWork, said: Cleaned) -> bool:
+    work.forget_gone(said.keys)
     return True
 
 
-def _fence(work: _ArchiveWork, action: Action) -> bool:
-    new = _fence_of([action["epoch"], action["keys"]])
-    if new.epoch != work.fence.epoch + 1:
+def _fence(work: _ArchiveWork, said: Fence) -> bool:
+    if said.epoch != work.fence.epoch + 1:
         return False
-    work.fence = new
+    work.fence = said
     return True
 
 
-def _fence_row(fence: Fence) -> list[Any]:
-    return [fence.epoch, None if fence.condemned is None else sorted(fence.condemned)]
-
-
-def _fence_of(row: list[Any]) -> Fence:
-    epoch, keys = row
-    check_ints((epoch,), "a fence")
-    check_texts(keys or (), "a file that is condemned")
-    return Fence(epoch, None if keys is None else frozenset(keys))
-
-
-def _job(work: _ArchiveWork, action: Action) -> bool:
-    new = JobRecord.of(action)
-    work.jobs = (*(one for one in work.jobs if one.run != new.run), new)[-KEPT:]
+def _job(work: _ArchiveWork, said: JobRecord) -> bool:
+    work.jobs = (*(one for one in work.jobs if one.run != said.run), said)[-KEPT:]
     return True
 
 
-def _columns(work: _ArchiveWork, action: Action) -> bool:
-    topic, number, new = action["topic"], action["number"], BodyColumns.of(action["body"])
-    check_texts((topic,), "a topic")
-    known = work.bodies.get(topic, ())
-    if number != len(known) or (known and not new.continues(known[-1])):
+def _columns(work: _ArchiveWork, said: ColumnsFixed) -> bool:
+    known = work.bodies.get(said.topic, ())
+    if said.number != len(known) or (known and not said.body.continues(known[-1])):
         return False
-    work.bodies[topic] = (*known, new)
+    work.bodies[said.topic] = (*known, said.body)
     return True
 
 
-_HANDLERS = {
-    ARCHIVE: _archive,
-    AGAIN: _archive,
-    FORGET: _forget,
-    MERGE: _merge,
-    CLEAN: _clean,
-    FENCE: _fence,
-    JOB: _job,
-    COLUMNS: _columns,
+_HANDLERS: Final[Mapping[type[Any], Callable[[_ArchiveWork, Any], bool]]] = {
+    RangesNamed: _archive,
+    RangesAgain: _archive,
+    Forget: _forget,
+    FilesMerged: _merge,
+    Cleaned: _clean,
+    Fence: _fence,
+    JobRecord: _job,
+    ColumnsFixed: _columns,
 }

@@ -22,19 +22,18 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from zlib_ng import zlib_ng
-
-from tiered.archive.damage import reading
+from tiered.archive.damage import read_proven
 from tiered.archive.machine import (
     append_if,
     can_merge,
     fence_action,
+    files_merged,
     find_row_range,
     merge_action,
     named_sizes,
 )
-from tiered.archive.model import DAY_MS, MovedRows, NewFile, file_key, kind_of
-from tiered.archive.parquet import FileWriter, Proof, open_whole, read_metadata, row_ranges_in
+from tiered.archive.model import DAY_MS, MovedRows, NewFile, Proof, file_key, kind_of
+from tiered.archive.parquet import FileWriter, open_whole, read_metadata, row_ranges_in
 from tiered.archive.task import publish_file
 from tiered.crashpoints import reached
 from tiered.errors import DataError
@@ -75,17 +74,14 @@ class Together:
     """A file to be."""
 
     key: str  # relative to the archive
-    row_ranges: tuple[
-        MovedRows, ...
-    ]  # what goes into it, in order of queue and offset; as it lies now
+    row_ranges: tuple[MovedRows, ...]
+    """What goes into it, in order of queue and offset; as it lies now."""
     epoch: int  # of the archive; see ``tiered.archive.model.Fence``
 
     @classmethod
     def of(cls, row_ranges: Iterable[MovedRows], epoch: int) -> Together:
         """One file of row ranges of one topic and day, planned in an epoch."""
-        ordered = tuple(
-            sorted(row_ranges, key=lambda row_range: (row_range.queue, row_range.file.low))
-        )
+        ordered = tuple(sorted(row_ranges, key=lambda one: one.mark))
         day = ordered[0].file.store_min_ms // DAY_MS
         known = [(one.queue, one.file.low, one.file.high, one.file.key) for one in ordered]
         return cls(file_key(day, known, epoch), ordered, epoch)
@@ -97,9 +93,6 @@ class Together:
 
 def write_together(context: WorkContext, together: Together) -> tuple[int, int]:
     """Make one file of many.
-
-    Args:
-        bench: Where the row ranges lie, and the file goes.
 
     Returns:
         Size and CRC-32 of the file.
@@ -165,10 +158,7 @@ class _OldFile:
 
     def __init__(self, archive: ObjectStore, file: ParquetFile) -> None:
         self._where = archive, file.key
-        with reading(archive, file.key):
-            data = archive.get(file.key)
-        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
-            raise _differs(*self._where)
+        data = read_proven(archive, file)
         self.said = read_metadata(data)
         self._places = row_ranges_in(self.said)
         self._file = open_whole(data)
@@ -265,9 +255,7 @@ def plan_merge(
             one.row_ranges.append(MovedRows(queue, file))
             one.is_wanted &= takes(queue) and one.kind == _kind(queue, archived)
     small = [one for one in files.values() if one.is_wanted and one.size_bytes < small_bytes]
-    small.sort(
-        key=lambda one: (one.kind, one.day, one.row_ranges[0].queue, one.row_ranges[0].file.low)
-    )
+    small.sort(key=lambda one: (one.kind, one.day, one.row_ranges[0].mark))
     return [
         Together.of((row_range for one in group for row_range in one.row_ranges), state.fence.epoch)
         for group in _groups(small, merged_bytes)
@@ -277,8 +265,6 @@ def plan_merge(
 
 @dataclass(slots=True)
 class _File:
-    """A file as the log has it."""
-
     size_bytes: int
     kind: tuple[object, ...]
     row_ranges: list[MovedRows] = field(default_factory=list)
@@ -367,7 +353,14 @@ def merge_each(
                 commit()
     if made:
         commit()
-    _leave_overtaken(log, result)
+    if result.failed:
+        log.catch_up()
+        # That a file is gone which the log does not name any more is not a failure: another has merged or repaired it.
+        left = [
+            one for one in result.failed if all(_counts(log.state, o) for o in one[0].row_ranges)
+        ]
+        result.overtaken += len(result.failed) - len(left)
+        result.failed = left
     log.write_checkpoint()
     return result
 
@@ -392,27 +385,13 @@ def merge(
     return result
 
 
-def _leave_overtaken(log: JournalWriter[ArchiveState], result: Merged) -> None:
-    """That a file is gone which the log does not name any more is not a failure: another has merged or repaired it."""
-    if not result.failed:
-        return
-    log.catch_up()
-
-    def counts(row_range: MovedRows) -> bool:
-        found = find_row_range(log.state.queues, *row_range.mark)
-        return found is not None and found[1].key == row_range.file.key
-
-    left = [one for one in result.failed if all(map(counts, one[0].row_ranges))]
-    result.overtaken += len(result.failed) - len(left)
-    result.failed = left
+def _counts(state: ArchiveState, row_range: MovedRows) -> bool:
+    found = find_row_range(state.queues, *row_range.mark)
+    return found is not None and found[1].key == row_range.file.key
 
 
 def append_moves(log: JournalWriter[ArchiveState], made: list[NewFile], result: Merged) -> None:
-    """One entry for all new files whose old ones still count.
-
-    Raises:
-        FencedError: See ``JournalWriter.append``.
-    """
+    """One entry for all new files whose old ones still count."""
     due = list(made)
     while due:
         if append_if(log, [merge_action(due)], partial(_fits, files=due)):
@@ -429,9 +408,6 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
 
     Returns:
         Which are condemned, in order: those that no entry names by then.
-
-    Raises:
-        FencedError: See ``JournalWriter.append``.
     """
     wanted = set(keys)
     while due := wanted - named_sizes(log.state).keys():
@@ -446,5 +422,4 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
 
 
 def _fits(state: ArchiveState, files: list[NewFile]) -> bool:
-    """Whether new files can take the place of the old ones."""
-    return can_merge(state.queues, state.fence, merge_action(files))
+    return can_merge(state.queues, state.fence, files_merged(files))

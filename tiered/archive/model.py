@@ -1,69 +1,32 @@
 """The values of an archive: whose messages they are, which files hold them under which keys, and what proves them.
 
-All are immutable. Their JSON rows are what the archive's log and its checkpoints hold (docs/formats/archive.md).
+All are immutable. Their rows (``tiered.journal.typed``) are what the archive's log and its checkpoints hold
+(docs/formats/archive.md).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
 
-from tiered.log.wellformed import check_ints, check_texts
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Self
-
-T = TypeVar("T")
+    from collections.abc import Iterable, Sequence
 
 LOG = "_log/"
 """Prefix of the archive's journal. Readers of directories pass over names that begin with an underscore."""
 ENTRIES_KEPT = 256
 """Entries of the log that stay at least, so that a job may sleep while others write so many; and how often a run trims."""
 SCHEMA_VERSION = 1
-_NUMBERS = ("start", "end", "holes", "bad", "source_bytes", "schema")
-_RARE = ("misfits", "columns", "has_records")
-_SUMS = ("body_crc_sum", "body_bytes")
-_MEMBERS = ("left_out", "unfit")
-"""Fields of ``Archived`` that its JSON has only when they say something: most archives have none of them."""
-
-
-def of_row(kind: type[T], row: Sequence[Any]) -> T:
-    """A value of texts and whole numbers from its fields in order, as JSON has them.
-
-    Raises:
-        ValueError: It has another form; ``TypeError`` means the same.
-    """
-    known = fields(kind)  # type: ignore[arg-type]
-    if len(row) != len(known):
-        raise ValueError(f"{kind.__name__} has other fields: {row!r:.200}")
-    pairs = list(zip(known, row, strict=True))
-    check_texts((value for one, value in pairs if one.type == "str"), kind.__name__)
-    check_ints((value for one, value in pairs if one.type == "int"), kind.__name__)
-    return kind(*row)
-
-
-class Row:
-    """A value of texts and whole numbers, whose JSON is a row: the fields in order."""
-
-    __slots__ = ()
-
-    def row(self) -> list[Any]:
-        """As JSON."""
-        return list(astuple(self))  # type: ignore[call-overload]
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> Self:
-        """Undo ``row``; raises as ``of_row``."""
-        return of_row(cls, row)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ArchiveQueue(Row):
+class ArchiveQueue:
     """One incarnation of one queue of one broker."""
 
     cluster: str  # name of the cluster
@@ -111,19 +74,38 @@ class Truncation(NamedTuple):
         is_within = self.low <= other.low and other.high <= self.high
         return self == other or (is_within and not other.entry)
 
-    @classmethod
-    def of(cls, row: list[Any]) -> Truncation:
-        """From JSON.
 
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        check_ints(row, "what was truncated")
-        return cls(*row)
+class Proof(NamedTuple):
+    """What rows prove that are in order of queue offset."""
+
+    low: int  # queue offset of the first row
+    high: int  # one past that of the last
+    rows: int  # how many
+    store_min_ms: int  # smallest store time
+    store_max_ms: int  # greatest
+    body_crc_sum: int  # sum of the records' own body CRCs
+    body_bytes: int  # sum of the bodies' sizes
+
+    @classmethod
+    def of(cls, file: ParquetFile) -> Proof:
+        """What the log says of a row range."""
+        return cls(*(getattr(file, name) for name in cls._fields))
+
+    def beside(self, other: Proof) -> Proof:
+        """Of these rows and others, whosever they are."""
+        return Proof(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.rows + other.rows,
+            min(self.store_min_ms, other.store_min_ms),
+            max(self.store_max_ms, other.store_max_ms),
+            self.body_crc_sum + other.body_crc_sum,
+            self.body_bytes + other.body_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetFile(Row):
+class ParquetFile:
     """One file of messages, all of one UTC day of store time, in order of queue offset.
 
     Or an offset range's rows in a file that it shares with others, whose key, size and checksum each of them then names.
@@ -142,7 +124,7 @@ class ParquetFile(Row):
 
 
 @dataclass(frozen=True, slots=True)
-class SideFile(Row):
+class SideFile:
     """A file of what could not become rows: holes, and records that cannot be unpacked, each with its reason."""
 
     key: str  # relative to the archive
@@ -184,14 +166,9 @@ class Archived:
         """Whether another offset range has the same rows, holes and bad records, by what logs say, whatever its columns."""
         return self._known() == other._known()
 
-    def _known(self) -> tuple[int, ...]:
-        sums = (sum(getattr(file, name) for file in self.files) for name in _SUMS)
-        times = [(file.store_min_ms, file.store_max_ms) for file in self.files]
-        low, high = (
-            min((low for low, _ in times), default=-1),
-            max((t for _, t in times), default=-1),
-        )
-        return self.start, self.end, self.holes, self.bad, self.rows, *sums, low, high
+    def _known(self) -> tuple[object, ...]:
+        rows = reduce(Proof.beside, map(Proof.of, self.files)) if self.files else None
+        return self.start, self.end, self.holes, self.bad, rows
 
     def objects(self) -> tuple[ParquetFile | SideFile, ...]:
         """All files that it names."""
@@ -205,59 +182,6 @@ class Archived:
         counted = self.rows + self.holes + self.bad == self.end - self.start
         aside = self.holes + self.bad + self.misfits
         return counted and inside and side == aside and 0 <= self.misfits <= self.rows
-
-    def document(self) -> dict[str, Any]:
-        """As JSON, without a queue."""
-        rare = {name: value for name in _RARE if (value := getattr(self, name))}
-        counts = {
-            name: list(map(list, value)) for name in _MEMBERS if (value := getattr(self, name))
-        }
-        return {
-            **{name: getattr(self, name) for name in _NUMBERS},
-            **rare,
-            **counts,
-            "files": [file.row() for file in self.files],
-            "side": self.side.row() if self.side else [],
-            "sources": [list(pair) for pair in self.sources],
-        }
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Archived:
-        """Undo ``document``.
-
-        Raises:
-            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
-        """
-        said = document.get
-        numbers = [document[name] for name in _NUMBERS]
-        misfits, columns = said("misfits", 0), said("columns", 0)
-        check_ints((*numbers, misfits, columns), "what is archived")
-        sources = tuple((key, version) for key, version in document["sources"])
-        check_texts((text for pair in sources for text in pair), "a source")
-        start, end, holes, bad, source_bytes, schema = numbers
-        return cls(
-            start,
-            end,
-            holes,
-            bad,
-            source_bytes,
-            tuple(map(ParquetFile.of, document["files"])),
-            SideFile.of(document["side"]) if document["side"] else None,
-            sources,
-            schema,
-            misfits,
-            columns,
-            said("has_records", False) is True,
-            _counts_of(said("left_out", ())),
-            _counts_of(said("unfit", ())),
-        )
-
-
-def _counts_of(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
-    found = tuple((name, count) for name, count in rows)
-    check_texts((name for name, _ in found), "a member of bodies")
-    check_ints((count for _, count in found), "a member of bodies")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +220,7 @@ class Fence:
     """
 
     epoch: int = 0  # how many fences there were
-    condemned: frozenset[str] | None = frozenset()
+    condemned: tuple[str, ...] | None = ()
     """Keys that the last one named; None: all of work from before."""
 
     def lets(self, epoch: int, keys: Iterable[str]) -> bool:
@@ -305,11 +229,11 @@ class Fence:
             return True
         if self.condemned is None or epoch != self.epoch - 1:
             return False
-        return self.condemned.isdisjoint(keys)
+        return set(keys).isdisjoint(self.condemned)
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced(Row):
+class Replaced:
     """An object that nothing names any more."""
 
     key: str  # relative to the archive
@@ -322,21 +246,12 @@ def whole_files(row_ranges: Iterable[ParquetFile]) -> list[ParquetFile]:
     found: dict[str, ParquetFile] = {}
     for row_range in row_ranges:
         known = found.get(row_range.key)
-        found[row_range.key] = row_range if known is None else _together(known, row_range)
+        if known is None:
+            found[row_range.key] = row_range
+            continue
+        together = Proof.of(known).beside(Proof.of(row_range))
+        found[row_range.key] = replace(known, **together._asdict())
     return list(found.values())
-
-
-def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
-    return replace(
-        one,
-        low=min(one.low, two.low),
-        high=max(one.high, two.high),
-        rows=one.rows + two.rows,
-        store_min_ms=min(one.store_min_ms, two.store_min_ms),
-        store_max_ms=max(one.store_max_ms, two.store_max_ms),
-        body_crc_sum=one.body_crc_sum + two.body_crc_sum,
-        body_bytes=one.body_bytes + two.body_bytes,
-    )
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -413,7 +328,7 @@ def file_key(
         epoch: Of the archive, where the row ranges do not tell it.
     """
     queue, low, high, _ = row_ranges[0]
-    known = [(*one.row(), *more) for one, *more in row_ranges]
+    known = [(*astuple(one), *more) for one, *more in row_ranges]
     said = (SCHEMA_VERSION, known, epoch) if epoch else (SCHEMA_VERSION, known)
     name = f"{_span(queue, low, high)}-" if len(row_ranges) == 1 else f"{len(row_ranges)}-"
     return f"{folder_key(queue.topic, day)}{name}{digest_of(said)}.parquet"

@@ -24,16 +24,15 @@ from zlib_ng import zlib_ng
 from tiered import __version__
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import chunks_with_sums, require_sums, with_sums
-from tiered.archive.model import SCHEMA_VERSION, ArchiveQueue
+from tiered.archive.model import SCHEMA_VERSION, ArchiveQueue, Proof
 from tiered.errors import DataError, InternalError
+from tiered.journal.typed import as_row, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
     import pyarrow as pa
-
-    from tiered.archive.model import ParquetFile
 
 
 # -- digests ---------------------------------------------------------------------------------------
@@ -121,18 +120,15 @@ def have_same_bits(one: pa.Table, other: pa.Table) -> bool:
 
 def _elements(values: Any, offsets: Any, valid: npt.NDArray[np.bool_] | None) -> Any:  # noqa: ANN401
     """The elements of all lists that are there; a null one may have some behind it all the same."""
-    inner = _inner(values)
+    arrow = load_pyarrow()
+    if arrow.types.is_map(values.type):
+        inner = arrow.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
+    else:
+        inner = values.values
     every = inner.slice(offsets[0], offsets[-1] - offsets[0])
     if valid is None or not np.diff(offsets)[~valid].any():
         return every
-    return every.filter(load_pyarrow().array(np.repeat(valid, np.diff(offsets))))
-
-
-def _inner(values: Any) -> Any:  # noqa: ANN401
-    arrow = load_pyarrow()
-    if not arrow.types.is_map(values.type):
-        return values.values
-    return arrow.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
+    return every.filter(arrow.array(np.repeat(valid, np.diff(offsets))))
 
 
 def _fixed(values: Any, valid: npt.NDArray[np.bool_] | None) -> Any:  # noqa: ANN401
@@ -167,51 +163,8 @@ _FALSE_HITS = 0.01
 _ROW_RANGES = "tiered.row_ranges"
 
 
-class Proof(NamedTuple):
-    """What rows prove that are in order of queue offset."""
-
-    low: int  # queue offset of the first row
-    high: int  # one past that of the last
-    rows: int  # how many
-    store_min_ms: int  # smallest store time
-    store_max_ms: int  # greatest
-    body_crc_sum: int  # sum of the records' own body CRCs
-    body_bytes: int  # sum of the bodies' sizes
-
-    @classmethod
-    def of(cls, file: ParquetFile) -> Proof:
-        """What the log says of a row range."""
-        return cls(*(getattr(file, name) for name in cls._fields))
-
-    def then(self, more: Proof) -> Proof:
-        """Of these rows and those behind them.
-
-        Raises:
-            InternalError: They are not behind them.
-        """
-        if more.low < self.high:
-            raise _unordered(more.low)
-        return self.beside(more)
-
-    def beside(self, other: Proof) -> Proof:
-        """Of these rows and others, whosever they are."""
-        return Proof(
-            min(self.low, other.low),
-            max(self.high, other.high),
-            self.rows + other.rows,
-            min(self.store_min_ms, other.store_min_ms),
-            max(self.store_max_ms, other.store_max_ms),
-            self.body_crc_sum + other.body_crc_sum,
-            self.body_bytes + other.body_bytes,
-        )
-
-
 def proof_of(rows: pa.RecordBatch | pa.Table) -> Proof:
-    """Of one row at least.
-
-    Raises:
-        InternalError: They are not in order.
-    """
+    """Of one row at least."""
     arrow = load_pyarrow()
     offsets = rows["queue_offset"].to_numpy()
     if (np.diff(offsets) <= 0).any():
@@ -221,6 +174,12 @@ def proof_of(rows: pa.RecordBatch | pa.Table) -> Proof:
     times = int(millis.min()), int(millis.max())
     crcs = int(rows["body_crc"].to_numpy().sum())
     return Proof(int(offsets[0]), int(offsets[-1]) + 1, len(offsets), *times, crcs, lengths)
+
+
+def _then(one: Proof, more: Proof) -> Proof:
+    if more.low < one.high:
+        raise _unordered(more.low)
+    return one.beside(more)
 
 
 def _unordered(low: int) -> InternalError:
@@ -266,13 +225,10 @@ class FileWriter:
 
         Args:
             start: Of which row range; what comes with another queue or start than before begins one.
-
-        Raises:
-            InternalError: They are not in order.
         """
         proof, last = proof_of(rows), self._row_ranges[-1] if self._row_ranges else None
         if last is not None and (last.queue, last.start) == (queue, start):
-            self._row_ranges[-1] = RowRange(queue, start, last.proof.then(proof))
+            self._row_ranges[-1] = RowRange(queue, start, _then(last.proof, proof))
         elif last is not None and (last.queue, last.proof.high) > (queue, proof.low):
             raise _unordered(proof.low)
         else:
@@ -321,7 +277,7 @@ def _said_of(row_ranges: tuple[RowRange, ...]) -> dict[str, str]:
     whole = row_ranges[0].proof
     for row_range in row_ranges[1:]:
         whole = whole.beside(row_range.proof)
-    known = [[row_range.queue.row(), *row_range.proof] for row_range in row_ranges]
+    known = [[row_of(row_range.queue), *row_range.proof] for row_range in row_ranges]
     return {
         "tiered.schema": str(SCHEMA_VERSION),
         "tiered.program": __version__,
@@ -331,17 +287,13 @@ def _said_of(row_ranges: tuple[RowRange, ...]) -> dict[str, str]:
 
 
 def row_ranges_in(metadata: Mapping[str, str]) -> dict[tuple[ArchiveQueue, int], tuple[int, Proof]]:
-    """What a file says of its row ranges, by queue and first offset: its first row, counted from the file's, and its proof.
-
-    Raises:
-        DataError: It says nothing that makes sense.
-    """
+    """What a file says of its row ranges, by queue and first offset: the number of its first row, and its proof."""
     found: dict[tuple[ArchiveQueue, int], tuple[int, Proof]] = {}
     at = 0
     try:
         for queue, *numbers in json.loads(metadata[_ROW_RANGES]):
             proof = Proof(*numbers)
-            found[ArchiveQueue.of(queue), proof.low] = at, proof
+            found[as_row(ArchiveQueue).decode(queue), proof.low] = at, proof
             at += proof.rows
     except (ValueError, LookupError, TypeError) as error:
         raise DataError(f"a file of an archive does not say what is in it: {error!r:.80}") from None
@@ -352,6 +304,8 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
     """A writer whose filters fit row groups of so many rows; a small file has small ones."""
     from pyarrow import parquet  # noqa: PLC0415 (heavy; only who writes)
 
+    # NaN is in no least or greatest value, and Spark and DuckDB, to which it is the greatest, leave out its rows by these.
+    is_floating = load_pyarrow().types.is_floating
     return parquet.ParquetWriter(
         sink,
         columns,
@@ -359,20 +313,12 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
         compression_level=1,
         use_dictionary=_DICTIONARIES,
         column_encoding=dict.fromkeys(_DIFFERENCES, "DELTA_BINARY_PACKED"),
-        write_statistics=[path for path, kind in _leaves(columns) if not _may_be_nan(kind)],
+        write_statistics=[path for path, kind in _leaves(columns) if not is_floating(kind)],
         write_page_index=True,
         write_page_checksum=True,
         bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},
         sorting_columns=[parquet.SortingColumn(columns.get_field_index(name)) for name in _ORDER],
     )
-
-
-def _may_be_nan(kind: Any) -> bool:  # noqa: ANN401 (pyarrow has no types)
-    """Whether the least and the greatest value say nothing of what else is there.
-
-    NaN is in neither, and Spark and DuckDB, to which it is the greatest of all, leave out its rows by them.
-    """
-    return bool(load_pyarrow().types.is_floating(kind))
 
 
 def _leaves(columns: Any, folder: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
@@ -395,9 +341,6 @@ def require_equal(made: Any, given: Digest, data: tuple[memoryview, bytes], step
 
     Args:
         step: So many rows are read at once.
-
-    Raises:
-        InternalError: It does not reconcile with its source.
     """
     arrow, found = load_pyarrow(), Digest()
     try:
@@ -487,7 +430,10 @@ def xxh64(data: bytes) -> int:
             found = ((found ^ _round(0, queue)) * _PRIME_1 + _PRIME_4) & _MASK
     else:
         found = _PRIME_5
-    return _mixed(_rest(data, at, (found + size) & _MASK))
+    found = _rest(data, at, (found + size) & _MASK)
+    found = (found ^ found >> 33) * _PRIME_2 & _MASK
+    found = (found ^ found >> 29) * _PRIME_3 & _MASK
+    return found ^ found >> 32
 
 
 def _rest(data: bytes, at: int, found: int) -> int:
@@ -506,12 +452,6 @@ def _rest(data: bytes, at: int, found: int) -> int:
     return found
 
 
-def _mixed(found: int) -> int:
-    found = (found ^ found >> 33) * _PRIME_2 & _MASK
-    found = (found ^ found >> 29) * _PRIME_3 & _MASK
-    return found ^ found >> 32
-
-
 def _round(queue: int, word: int) -> int:
     return _turned((queue + word * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
 
@@ -521,11 +461,7 @@ def _turned(value: int, bits: int) -> int:
 
 
 def can_hold(bits: bytes, text: str) -> bool:
-    """Whether a row group may hold a text in the column that a filter is of.
-
-    Args:
-        bits: Of the filter, without its header; see ``bits_of``.
-    """
+    """Whether a row group may hold a text in the column that a filter is of."""
     found = text_hash(text)
     at = block_number(found, len(bits) // BLOCK) * BLOCK
     return block_holds(bits[at : at + BLOCK], found)

@@ -7,9 +7,9 @@ are no longer part of the archive), and what stays of their offsets is archived 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tiered.log.parts import TierState
 
 
+T = TypeVar("T")
+
+
 # -- store times -----------------------------------------------------------------------------------
 #
 # Whether store times of what is archived are those of a segment, so far as logs tell. Pure.
@@ -40,17 +43,11 @@ if TYPE_CHECKING:
 
 
 def has_times(offset_ranges: Sequence[Archived], segment: Segment, start: int, end: int) -> bool:
-    """Whether they are.
-
-    Args:
-        offset ranges: What is archived of these offsets, whole offset ranges.
-        start: First of the segment's offsets that count.
-        end: One past the last.
-    """
+    """Whether they are."""
     mine = segment.parts.store_times
     theirs = [(f.store_min_ms, f.store_max_ms) for one in offset_ranges for f in one.files]
     is_compacted = segment.parts.holes > sum(
-        one.holes for one in offset_ranges
+        o.holes for o in offset_ranges
     )  # since it was archived
     if mine is None or not theirs:
         return is_compacted or not theirs
@@ -79,7 +76,7 @@ class Task:
     layout: BodyLayout = PLAIN  # which columns the files get beside those that every file has
     epoch: int = 0  # of the archive; see ``tiered.archive.model.Fence``
     is_divided: bool = False
-    """Something beside it is damaged (``tiered.archive.divided``), and will be put right: which version its objects
+    """Something beside it is damaged (``tiered.archive.task.divide``), and will be put right: which version its objects
     are now proves nothing later."""
 
     @property
@@ -96,7 +93,7 @@ class Task:
         parts = self.parts
         low = min((part.store_min_ms for part in parts if part.store_min_ms >= 0), default=-1)
         high = max(part.store_max_ms for part in parts)
-        known = (SCHEMA_VERSION, *self.queue.row(), self.start, self.end)
+        known = (SCHEMA_VERSION, *astuple(self.queue), self.start, self.end)
         size = parts[-1].log_end - parts[0].log_offset
         rows = low, high, parts[-1].last, size, parts.holes, parts.log_gone
         epoch = (("epoch", self.epoch),) if self.epoch else ()
@@ -174,20 +171,19 @@ def plan_archive(
         incarnations = tier.queues[queue]
         mine: list[Overtaken] = []
         for number, incarnation in enumerate(incarnations):
-            archived_queue = ArchiveQueue(
-                *(place.cluster, place.broker), *(queue.topic, queue.queue_id), incarnation.number
-            )
+            named = place.cluster, place.broker, queue.topic, queue.queue_id
+            archived_queue = ArchiveQueue(*named, incarnation.number)
             if is_tail(incarnations, number):
                 mine += overtaken_by(archive, archived_queue, incarnation)
                 continue
             gone = {start for one in mine if one.queue == archived_queue for start in one.starts}
-            tails = len(archive.tails.get(archived_queue, ())) + sum(
-                one.queue == archived_queue for one in mine
-            )
-            sealed = _sealed(incarnation)
-            is_whole = _is_whole(archive, archived_queue, sealed, int(incarnation.min_offset)) & (
-                not gone
-            )
+            tails = len(archive.tails.get(archived_queue, ()))
+            tails += sum(one.queue == archived_queue for one in mine)
+            every = Segments.of(incarnation.segments)
+            has_parts = every.rows["first"] < every.rows["behind"]
+            sealed = every.where(has_parts & (every.rows["sealed"] | bool(incarnation.ended)))
+            is_whole = _is_whole(archive, archived_queue, sealed, int(incarnation.min_offset))
+            is_whole &= not gone
             left = replace(incarnation, segments=sealed.where(~is_whole))
             found = list(_tasks(archive, archived_queue, left, gone, tails))
             archived += int(is_whole.sum()) + sum(not rest for rest, _ in found)
@@ -216,13 +212,6 @@ def _tasks(
             for ends in left
         ]
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
-
-
-def _sealed(incarnation: Incarnation) -> Segments:
-    """Segments that can be archived."""
-    every = Segments.of(incarnation.segments)
-    has_parts = every.rows["first"] < every.rows["behind"]
-    return every.where(has_parts & (every.rows["sealed"] | bool(incarnation.ended)))
 
 
 def _is_whole(
@@ -380,6 +369,21 @@ class Work:
     def size_bytes(self) -> int:
         """Bytes of the commit log, at most."""
         return sum(task.size_bytes for task in self.tasks)
+
+
+def filled(items: Iterable[T], size_of: Callable[[T], int], size_max: int) -> Iterator[list[T]]:
+    """Neighbours in groups of so much, at most; one alone may be larger."""
+    group: list[T] = []
+    size = 0
+    for one in items:
+        more = size_of(one)
+        if group and size + more > size_max:
+            yield group
+            group, size = [], 0
+        group.append(one)
+        size += more
+    if group:
+        yield group
 
 
 def plan_works(tasks: Sequence[Task], small_bytes: int = SMALL_SEGMENT_BYTES) -> list[Work]:

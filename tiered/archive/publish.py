@@ -25,21 +25,17 @@ import os
 import re
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.errors import BackendError
 from backends.local_files import MAKE_ROOM, is_full
-from tiered.api.arrow import load_pyarrow
+from tiered.api.arrow import load_library, load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema, topic_schema
-from tiered.archive.damage import open_log
 from tiered.archive.duck import local_root
-from tiered.archive.machine import ArchiveMachine
-from tiered.archive.model import LOG
 from tiered.archive.selection import shown
-from tiered.archive.tables import files_by_topic
+from tiered.archive.tables import files_by_topic, follow_log
 from tiered.errors import DataError, InvalidError, StoreUnavailableError, TieredStoreError
-from tiered.journal.replay import JournalReader
 from tiered.upkeep.engine import all_done
 
 if TYPE_CHECKING:
@@ -49,8 +45,10 @@ if TYPE_CHECKING:
     from backends.s3_settings import S3Options
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
+    from tiered.journal.replay import JournalReader
     from tiered.upkeep.engine import Engine, WorkContext
 
+T = TypeVar("T")
 NUMBER = "tiered.archive.number"
 URL = "tiered.archive.url"
 TOPIC = "tiered.topic"
@@ -72,11 +70,7 @@ class Destination:
 
     @classmethod
     def of(cls, text: str) -> Destination:
-        """From ``iceberg:CATALOG#NAMESPACE``.
-
-        Raises:
-            ValueError: It has another form.
-        """
+        """From ``iceberg:CATALOG#NAMESPACE``."""
         kind, _, rest = text.partition(":")
         catalog, _, namespace = rest.partition("#")
         if kind != "iceberg" or not catalog:
@@ -109,10 +103,6 @@ def publish(
 ) -> Iterator[Published]:
     """Bring the table of each topic up to the archive's log.
 
-    Args:
-        archive: The archive's store, with retries.
-        options: How S3 is reached.
-
     Yields:
         Each table when it is done.
 
@@ -120,8 +110,7 @@ def publish(
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive, or has got other columns, or
             the archive was begun anew. When all other tables are done; so is a DataError.
     """
-    log = JournalReader(archive, LOG, ArchiveMachine())
-    open_log(archive, log)
+    log = follow_log(archive)
     if not log.number:
         return  # nothing was ever archived
     publisher = _Publisher(archive, destination, options, log)
@@ -154,14 +143,10 @@ def expire_snapshots(
         options: How S3 is reached.
         before_ms: UTC.
 
-    Yields:
-        Each table that has lost some, and how many.
-
     Raises:
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
     """
-    log = JournalReader(archive, LOG, ArchiveMachine())
-    open_log(archive, log)
+    log = follow_log(archive)
     publisher = _Publisher(archive, destination, options, log)
     try:
         for topic in publisher.topics():
@@ -173,8 +158,6 @@ def expire_snapshots(
 
 
 class _Publisher:
-    """A catalog, open."""
-
     def __init__(
         self,
         archive: ObjectStore,
@@ -219,14 +202,18 @@ class _Publisher:
                         yield self._catalog.load_table(name).metadata.properties
 
     def publish(self, topic: str, files: list[ParquetFile], engine: Engine) -> Published:
+        wanted = {self._root + file.key: file for file in files}
+        return self._tried(topic, lambda: self._publish(topic, wanted, engine))
+
+    def _tried(self, topic: str, do: Callable[[], T]) -> T:
+        """Do something that commits; again when another has committed between, since it is another thing then."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
 
-        wanted = {self._root + file.key: file for file in files}
         for number in range(_TRIES):
             try:
-                return self._publish(topic, wanted, engine)
+                return do()
             except CommitFailedException:
-                continue  # another has committed between: what is to be done is another thing now
+                continue
             except (TieredStoreError, BackendError):
                 raise
             except Exception as error:
@@ -236,30 +223,22 @@ class _Publisher:
 
     def expire(self, topic: str, before_ms: int) -> int:
         """How many snapshots of a topic's table are gone that were older; tried again when another commits between."""
-        from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
+        return self._tried(topic, lambda: self._expire(topic, before_ms))
 
+    def _expire(self, topic: str, before_ms: int) -> int:
         name = f"{self._place.namespace}.{table_name(topic)}"
-        for _ in range(_TRIES):
-            try:
-                if not self._catalog.table_exists(name):
-                    return 0
-                table = self._table(name, topic)
-                present = table.metadata.current_snapshot_id
-                old = [
-                    one.snapshot_id
-                    for one in table.snapshots()
-                    if one.timestamp_ms < before_ms and one.snapshot_id != present
-                ]
-                if old:
-                    table.maintenance.expire_snapshots().by_ids(old).commit()
-            except CommitFailedException:
-                continue
-            except (InvalidError, StoreUnavailableError):
-                raise
-            except Exception as error:
-                raise self._refused(_said(error), error) from error
-            return len(old)
-        raise self._refused(f"others keep changing the table of {topic}")
+        if not self._catalog.table_exists(name):
+            return 0
+        table = self._table(name, topic)
+        present = table.metadata.current_snapshot_id
+        old = [
+            one.snapshot_id
+            for one in table.snapshots()
+            if one.timestamp_ms < before_ms and one.snapshot_id != present
+        ]
+        if old:
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+        return len(old)
 
     def _publish(self, topic: str, wanted: dict[str, ParquetFile], engine: Engine) -> Published:
         name = f"{self._place.namespace}.{table_name(topic)}"
@@ -300,7 +279,6 @@ class _Publisher:
         removed: list[Any],
         engine: Engine,
     ) -> None:
-        """One snapshot."""
         table.metadata.properties.update(_NO_RETRIES)  # of our copy: it is not sent
         properties = {NUMBER: str(self._number), URL: self._archive.url}
         with table.transaction() as change:
@@ -316,7 +294,6 @@ class _Publisher:
                         snapshot.append_data_file(file)
 
     def _table(self, name: str, topic: str) -> Any:  # noqa: ANN401
-        """The topic's table, made if there is none."""
         from pyiceberg.exceptions import (  # noqa: PLC0415 (heavy)
             NoSuchTableError,
             TableAlreadyExistsError,
@@ -449,11 +426,7 @@ def _footers(table: Any, root: str, files: list[ParquetFile]) -> Iterator[Footer
 
 
 def read_footers(context: WorkContext, footers: Footers) -> list[Any]:
-    """What a table says of each file, by its footer.
-
-    Raises:
-        DataError: A file is gone, shorter than the log says, or its end is damaged.
-    """
+    """What a table says of each file, by its footer."""
     from pyiceberg.io.pyarrow import parquet_file_to_data_file  # noqa: PLC0415 (heavy)
 
     sizes = dict(footers.files)
@@ -521,22 +494,13 @@ def _properties(options: S3Options, root: str) -> dict[str, str]:
 
 
 def _open(catalog: str, properties: Mapping[str, str]) -> Any:  # noqa: ANN401
-    """The catalog that a URI or a name means.
-
-    Raises:
-        InvalidError: pyiceberg is not installed, or nobody knows such a catalog.
-    """
+    """The catalog that a URI or a name means."""
     load_pyarrow()
-    try:
-        from pyiceberg.catalog import load_catalog  # noqa: PLC0415 (heavy; only who publishes)
-    except ImportError as error:
-        raise InvalidError(
-            "this needs pyiceberg, which is not installed", do="pip install 'tieredmq[iceberg]'"
-        ) from error
+    known = load_library("pyiceberg.catalog", "this needs pyiceberg", "iceberg")
     is_uri = ":" in catalog
     name, more = ("tiered", {"uri": catalog}) if is_uri else (catalog, {})
     try:
-        return _loaded(lambda: load_catalog(name, **properties, **more))
+        return _loaded(lambda: known.load_catalog(name, **properties, **more))
     except ValueError as error:
         raise InvalidError(
             f"there is no such catalog: {error}",

@@ -62,11 +62,7 @@ class Selection:
         return column not in self.texts or text in self.texts[column]
 
     def require_topics(self, known: Collection[str], place: str, do: str) -> None:
-        """See that the topics asked for are there: one that is not would be left out without a word.
-
-        Raises:
-            InvalidError: One is not there.
-        """
+        """See that the topics asked for are there: one that is not would be left out without a word."""
         missing = sorted(self.texts.get("topic", frozenset()) - set(known))
         if missing:
             meant = nearest(missing[0], known)

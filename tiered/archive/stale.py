@@ -22,7 +22,7 @@ from tiered.archive.plan import Task, Work
 from tiered.archive.task import do_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveQueue
@@ -58,11 +58,7 @@ _SHOWN = 8
 
 
 def stale_rows(state: ArchiveState, topics: Collection[str] | None = None) -> list[Stale]:
-    """Of each topic that has some, in order.
-
-    Args:
-        topics: Only of these; None: of all.
-    """
+    """Of each topic that has some, in order."""
     found: dict[str, tuple[dict[str, None], int]] = {}
     for queue, one, columns in _stale(state, lambda topic: topics is None or topic in topics):
         known, rows = found.get(queue.topic, ({}, 0))
@@ -124,7 +120,13 @@ def plan_again(
 ) -> tuple[list[Again], list[tuple[str, str]]]:
     """What of a broker is stale and can be made again; and topics of which some cannot, with the reason."""
     planned, left = [], []
-    for group in _groups(state, _of(at, state)):
+    mine = at.place.cluster, at.place.broker
+    stale = [
+        (queue, one)
+        for queue, one, _ in _stale(state, at.takes)
+        if (queue.cluster, queue.broker) == mine
+    ]
+    for group in _groups(state, stale):
         tasks, why = _tasks(state, reader, group), ""
         if any(not task.parts for task in tasks):
             why = "the tier has not all of its messages any more"
@@ -140,19 +142,8 @@ def plan_again(
 _Side = tuple["ArchiveQueue", "Archived"]
 
 
-def _of(at: JobContext, state: ArchiveState) -> list[_Side]:
-    place = at.place
-    every = _stale(state, at.takes)
-    return [
-        (queue, one)
-        for queue, one, _ in every
-        if (queue.cluster, queue.broker) == (place.cluster, place.broker)
-    ]
-
-
-def _groups(state: ArchiveState, stale: Iterable[_Side]) -> list[list[_Side]]:
+def _groups(state: ArchiveState, stale: list[_Side]) -> list[list[_Side]]:
     """OffsetRanges by the files that they share, those that are not stale and share one, too."""
-    stale = list(stale)
     topics = {queue.topic for queue, _ in stale}
     by_file: dict[str, list[_Side]] = {}
     for queue, one in state.queues.each(lambda queue: queue.topic in topics):
@@ -207,16 +198,12 @@ def decode_again(
                 done.left.append((topic, "the tier was merged meanwhile: do it again"))
             elif isinstance(made, Exception):
                 raise made
-            elif not _is_same(again, made):
+            # But for columns of bodies: a broker of the same name may have other messages.
+            elif not all(old.proves(new) for (_, old), new in zip(again.old, made, strict=True)):
                 done.left.append((topic, "the tier has other messages than the archive"))
             else:
                 _commit(log, again, made, done)
     return done
-
-
-def _is_same(again: Again, made: tuple[Archived, ...]) -> bool:
-    """Whether new offset ranges are the old ones but for columns of bodies: a broker of the same name may have others."""
-    return all(old.proves(new) for (_, old), new in zip(again.old, made, strict=True))
 
 
 def _commit(

@@ -6,7 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from backends.base import ByteRange
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine
@@ -17,12 +20,22 @@ from tiered.errors import InvalidError
 from tiered.journal.replay import JournalReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+    import pyarrow as pa
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ArchiveQueue, ParquetFile
     from tiered.archive.selection import Selection
+
+
+def follow_log(archive: ObjectStore) -> JournalReader[ArchiveState]:
+    """A reader of an archive's log, at its head; there may be no entry."""
+    log = JournalReader(archive, LOG, ArchiveMachine())
+    open_log(archive, log)
+    return log
 
 
 def read_archive(
@@ -68,6 +81,10 @@ _KEYS = ("keys.list.element", "uniq_key")
 _BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
 
 
+OF_ROW_RANGES = ("broker", "queue_id", "incarnation", "queue_offset")
+"""Columns that tell whose a row is."""
+
+
 class TableRows(NamedTuple):
     """Rows of a file that count: one queue's, between two offsets."""
 
@@ -90,6 +107,22 @@ class Chosen:
     def rows(self) -> int:
         """Of the row ranges."""
         return sum(row_range.rows for row_range in self.row_ranges)
+
+    def masks(self, batch: pa.RecordBatch) -> Iterator[tuple[ArchiveQueue, npt.NDArray[np.bool_]]]:
+        """Of each queue which rows of the file are its own and count; ``batch`` has ``OF_ROW_RANGES``."""
+        brokers = batch.column("broker")
+        queues, incarnations, offsets = (
+            batch.column(name).to_numpy(zero_copy_only=False) for name in OF_ROW_RANGES[1:]
+        )
+        for queue in dict.fromkeys(one.queue for one in self.row_ranges):
+            mine = load_pyarrow().compute.equal(brokers, shown(queue.broker))
+            mask = mine.to_numpy(zero_copy_only=False).astype(np.bool_)
+            mask &= (queues == queue.queue_id) & (incarnations == queue.incarnation)
+            counts = np.zeros(len(mask), np.bool_)
+            for one in self.row_ranges:
+                if one.queue == queue:
+                    counts |= (offsets >= one.low) & (offsets < one.high)
+            yield queue, mask & counts
 
 
 @dataclass(slots=True)
@@ -182,26 +215,15 @@ def refuses_rows(wanted: Selection, low: int, high: int, first_ms: int, last_ms:
     return "" if wanted.meets("store_ts", first_ms * 1000, last_ms * 1000 + 999) else "store_ts"
 
 
-def choose_groups(
-    metadata: Any,  # noqa: ANN401 (pyarrow has no types)
-    wanted: Selection,
-    read: Callable[[int, int], bytes],
-) -> tuple[list[int], Counter[str]]:
-    """The row groups of a file that may hold what is wanted.
-
-    Args:
-        read: Gives ``size`` bytes of the file from ``start`` on.
-
-    Returns:
-        Their numbers, and how many are left out by what.
-    """
+def groups_of(raw: ObjectFile, file: Any, wanted: Selection) -> tuple[list[int], Counter[str]]:  # noqa: ANN401
+    """The row groups of an open file that may hold what is wanted: their numbers, and how many are left out by what."""
     chosen: list[int] = []
     left: Counter[str] = Counter()
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
         chunks = [group.column(at) for at in range(group.num_columns)]
         columns = {chunk.path_in_schema: chunk for chunk in chunks}
-        reason = _left_by_statistics(columns, wanted) or _left_by_filters(columns, wanted, read)
+        reason = _left_by_statistics(columns, wanted) or _left_by_filters(columns, wanted, raw)
         if reason:
             left[reason] += 1
         else:
@@ -223,25 +245,24 @@ def _left_by_statistics(columns: dict[str, Any], wanted: Selection) -> str:
     return ""
 
 
-def _left_by_filters(
-    columns: dict[str, Any], wanted: Selection, read: Callable[[int, int], bytes]
-) -> str:
+def _left_by_filters(columns: dict[str, Any], wanted: Selection, raw: ObjectFile) -> str:
     for name, column in _BLOOMED.items():
         values = wanted.texts.get(name)
-        if values is not None and not _passes(columns.get(column), values, read):
+        if values is not None and not _passes(columns.get(column), values, raw):
             return f"bloom filter of {name}"
     key = wanted.key
-    if key is not None and not any(_passes(columns.get(name), [key], read) for name in _KEYS):
+    if key is not None and not any(_passes(columns.get(name), [key], raw) for name in _KEYS):
         return "bloom filter of keys"
     return ""
 
 
-def _passes(chunk: Any, values: Iterable[str], read: Callable[[int, int], bytes]) -> bool:  # noqa: ANN401
+def _passes(chunk: Any, values: Iterable[str], raw: ObjectFile) -> bool:  # noqa: ANN401
     """Whether the filter of a column says that one of the values may be there; without a filter it may."""
     place = bits_of(chunk)
     if place is None:
         return True
-    bits = read(*place)
+    start, size = place
+    (bits,) = raw.read_ranges([ByteRange(start, start + size)])
     return any(can_hold(bits, value) for value in values)
 
 
@@ -264,20 +285,6 @@ def open_parquet(raw: ObjectFile) -> Any:  # noqa: ANN401
     return parquet.ParquetFile(raw, pre_buffer=True, page_checksum_verification=True)
 
 
-def groups_of(
-    raw: ObjectFile,
-    file: Any,  # noqa: ANN401
-    wanted: Selection,
-) -> tuple[list[int], Counter[str]]:
-    """``choose_groups`` of an open file."""
-
-    def read(start: int, size: int) -> bytes:
-        (found,) = raw.read_ranges([ByteRange(start, start + size)])
-        return found
-
-    return choose_groups(file.metadata, wanted, read)
-
-
 def explain(archive: ObjectStore, wanted: Selection, *, footers: bool = True) -> Pruning:
     """What a read of a selection would leave out; reads the log, the footers of the files chosen, and filters of keys.
 
@@ -288,17 +295,14 @@ def explain(archive: ObjectStore, wanted: Selection, *, footers: bool = True) ->
         InvalidError: There is no archive, or a topic is asked for that it has not.
     """
     found = plan_files(read_archive(archive), wanted)
-    if footers:
-        _look(archive, wanted, found, found.files)
-    return found
-
-
-def _look(archive: ObjectStore, wanted: Selection, found: Pruning, files: Sequence[Chosen]) -> None:
+    if not footers:
+        return found
     found.groups = found.rows = 0
-    for each in files:
+    for each in found.files:
         raw = ObjectFile(archive, each.key, each.size_bytes)
         file = open_parquet(raw)
         chosen, left = groups_of(raw, file, wanted)
         found.groups += len(chosen)
         found.groups_left.update(left)
         found.rows += sum(file.metadata.row_group(number).num_rows for number in chosen)
+    return found

@@ -21,8 +21,8 @@ segments share objects of the tier, ``HELD_BYTES`` of these.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from zlib_ng import zlib_ng
@@ -42,12 +42,15 @@ from tiered.archive.parquet import (
     read_metadata,
     write_small,
 )
+from tiered.archive.plan import holding
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InternalError
+from tiered.errors import DataError, InternalError, InvalidError
 from tiered.log.parts import Gap
+from tiered.log.ranges import Ranges, without
 from tiered.log.reader import READ_BYTES, QueueReader
+from tiered.model import QueueOffset
 from tiered.upkeep.engine import WorkContext
-from tiered.upkeep.workplace import GIVE_UP_S
+from tiered.upkeep.workplace import FORMAT, GIVE_UP_S, PlanDocument
 
 if TYPE_CHECKING:
     import random
@@ -84,6 +87,17 @@ class JobContext:
         """What each piece of work is done with."""
         return WorkContext(self.tier, self.place.prefix, self.archive)
 
+    def plan(self, what: str, **said: Any) -> PlanDocument:  # noqa: ANN401 (JSON values)
+        """What a plan file has: of which archive and broker it is, and what it says."""
+        whose = {"cluster": self.place.cluster, "broker": self.place.broker}
+        made = {"url": self.archive.url, **whose, "made_ms": self.clock.now_ms()}
+        return {"format": FORMAT, "what": what, **made, **said}
+
+    def require_own(self, plan: PlanDocument) -> None:
+        """See that a plan is of this archive."""
+        if plan["url"] != self.archive.url:
+            raise InvalidError(f"this plan is of {plan['url']}", do="plan again")
+
 
 FILE_BYTES = 256 << 20
 """A file is ended when the columns of all that are under way took so many bytes, before they were packed."""
@@ -95,9 +109,6 @@ REQUEST_BYTES = 1 << 20
 
 def do_work(context: WorkContext, work: Work) -> tuple[Archived, ...]:
     """Make the Parquet objects of some segments.
-
-    Args:
-        bench: Where the segments lie, and the objects go.
 
     Returns:
         What was made, for each task in order; each offset of a task is accounted for.
@@ -124,7 +135,6 @@ def do_work(context: WorkContext, work: Work) -> tuple[Archived, ...]:
 
 
 def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
-    """All records of a task, checked."""
     reader = QueueReader.of_incarnation(tier, prefix, task.queue.message_queue, task.incarnation)
     at = task.incarnation.min_offset
     for found in reader.batches(at, bytes_max=READ_BYTES):
@@ -191,8 +201,6 @@ class _Bundles(WrappingStore):
 
 @dataclass(slots=True)
 class _Counted:
-    """What a task has come to so far."""
-
     task: Task
     source_bytes: int = 0
     aside: list[Aside] = field(default_factory=list)
@@ -200,8 +208,6 @@ class _Counted:
 
 
 class _Making:
-    """Files of a work under way, one for each day."""
-
     def __init__(self, archive: ObjectStore, prefix: str, work: Work) -> None:
         self._archive = archive
         self._metadata = {"tiered.source": prefix, **body_metadata(work.tasks[0].layout)}
@@ -333,3 +339,58 @@ def _another(archive: ObjectStore, key: str) -> DataError:
         where=f"{archive.url}/{key}",
         do="remove it if you know what it is, and do it again",
     )
+
+
+# -- a source that is damaged ----------------------------------------------------------------------
+#
+# A task whose source is damaged is divided: what is sound is archived, and what lies in damaged blocks waits for a repair.
+#
+# Each sound offset range becomes a task of its own, with its own entry in the log, so the damaged ones in between stay what
+# they are: queue offsets of a sealed segment that are not archived. They are named, the next run tries them again, and
+# nothing takes them for archived (``tiered.archive.archive_proof``). So a repair of the tier brings them in.
+
+DO: Final = (
+    "the rest is archived; `tiered verify URL --deep --store STORE --repair` mends what the broker or another object still"
+    " has, and the same archive command brings it in then"
+)
+"""What to do about messages in damaged blocks."""
+
+
+def find_lost(context: WorkContext, task: Task) -> tuple[tuple[int, int, str], ...]:
+    """Queue offsets of a task that cannot be read, each offset range with what is damaged; empty: all can.
+
+    Memory: a section, where it is damaged.
+    """
+    reader = QueueReader.of_incarnation(
+        context.tier, context.prefix, task.queue.message_queue, task.incarnation
+    )
+    return tuple(reader.find_lost(QueueOffset(task.start), QueueOffset(task.end)))
+
+
+def divide(
+    task: Task, lost: tuple[tuple[int, int, str], ...]
+) -> tuple[list[Task], list[tuple[Task, DataError]]]:
+    """What of a task is sound, in order; and what is lost, with why. Neighbours of one cause are one."""
+    left: Ranges = ((task.start, task.end),)
+    waiting: list[tuple[int, int, str]] = []
+    for start, end, why in lost:
+        left = without(left, start, end)
+        goes_on = bool(waiting) and waiting[-1][1:] == (start, why)
+        waiting.append((waiting.pop()[0] if goes_on else start, end, why))
+    sound = [_part(task, start, end) for start, end in left]
+    return sound, [
+        (
+            _part(task, start, end),
+            DataError(
+                f"messages [{start}, {end}) are damaged in the tier: {why}",
+                where=str(task.queue),
+                do=DO,
+            ),
+        )
+        for start, end, why in waiting
+    ]
+
+
+def _part(task: Task, start: int, end: int) -> Task:
+    parts = holding(task.parts, start, end)
+    return replace(task, start=start, end=end, parts=parts, is_divided=True)

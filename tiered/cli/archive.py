@@ -313,11 +313,11 @@ def _limits(call: Call, options: ArchiveOptions) -> Limits:
 
 def _plan(call: Call, options: ArchiveOptions, at: JobContext) -> int:
     from tiered.archive.audit import read_log
-    from tiered.archive.job import plan_of, read_tier, require_possible
+    from tiered.archive.job import plan_job, read_tier, require_possible
     from tiered.archive.plan import limited
 
     state, reader = read_log(at), read_tier(at)
-    every = plan_of(at, reader, state)
+    every = plan_job(at, state, reader)
     require_possible(at, state, reader.state, every, again=options.decode_again)
     plan = limited(every, _limits(call, options))
     document = plan_document(at, plan)
@@ -437,7 +437,7 @@ def _verify(call: Call, at: JobContext, engine: Engine) -> int:
 
     report = verify_archive(at, engine)
     strays = unnamed_files(at.archive, read_log(at))
-    rows = [finding.row() for finding in report.findings]
+    rows = [asdict(finding) for finding in report.findings]
     document = {
         "format": 1,
         "archive": at.archive.url,

@@ -111,7 +111,6 @@ def hash_many(buffer: Buffer, starts: Indices, sizes: Indices, seed: int | Hashe
 
 
 def _absorb_one(value: int, text: bytes) -> int:
-    """Take in the words of one text."""
     for start in range(0, len(text), WORD):
         value = (value ^ int.from_bytes(text[start : start + WORD], "little")) * WORD_MULTIPLIER
         value &= _MASK
@@ -202,11 +201,7 @@ class _Records:
 
 
 def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
-    """The keys of a batch, some thousand records at a time; holes have none.
-
-    Args:
-        seed: ``topic_seed`` of its topic.
-    """
+    """The keys of a batch, some thousand records at a time; holes have none."""
     if batch.properties_sizes is not None:
         for begin in range(0, batch.count, CHUNK_RECORDS):
             yield _plain(_known(batch, begin, seed))[0]
@@ -334,7 +329,6 @@ def _parsed(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) ->
 
 
 def _plain(records: _Records) -> tuple[Keys, Indices]:
-    """The keys, and of which record each is."""
     sizes = records.properties_sizes
     columns = PropertyColumns(records.buffer, records.ends - sizes, sizes)
     found, hashes = [], []

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.index.extract import Hashes
     from tiered.local.interface import RecordBatch
+    from tiered.log.reader import QueueReader
     from tiered.log.state import Incarnation, Part, TierState
     from tiered.model import MessageQueue
 
@@ -345,7 +346,6 @@ class _Sorted:
 
 
 def _sorted(work: WorkFile) -> _Sorted:
-    """The items in order, and what is made of them."""
     count = work.count
     keys = np.empty(count, np.uint64)
     lows, highs = [], []
@@ -502,18 +502,6 @@ _COUNT_MAX: Final = 1 << 20
 _ITEMS_MAX: Final = 1 << 62
 
 
-class _Reading:
-    """An incarnation that is being read. Kept from step to step, since a long incarnation has many parts."""
-
-    def __init__(
-        self, store: ObjectStore, prefix: str, queue: MessageQueue, incarnation: Incarnation
-    ) -> None:
-        from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)
-
-        self.incarnation = incarnation
-        self.reader = QueueReader.of_incarnation(store, prefix, queue, incarnation)
-
-
 class Indexer:
     """Gives a builder what no index covers yet."""
 
@@ -531,7 +519,8 @@ class Indexer:
         self._store = store
         self._prefix = prefix
         self._feed = feed
-        self._reading: _Reading | None = None
+        # The incarnation that is being read, kept from step to step, since a long one has many parts.
+        self._reading: tuple[Incarnation, QueueReader] | None = None
         self._gone: dict[tuple[MessageQueue, int], Incarnation] = {}
 
     def step(
@@ -611,9 +600,7 @@ class Indexer:
                     ends = at, part.queue_end
                     self.builder.add(queue, incarnation.number, *ends, found, cut_by=cut_by)
                     return part.queue_end, part.log_bytes or 1
-            if self._reading is None or self._reading.incarnation is not incarnation:
-                self._reading = _Reading(self._store, self._prefix, queue, incarnation)
-            return self._read(self._reading, queue, cut_by, wanted)
+            return self._read(queue, incarnation, cut_by, wanted)
         except BackendError:
             raise  # nothing was added
         except BaseException:
@@ -621,17 +608,21 @@ class Indexer:
             raise
 
     def _read(
-        self, reading: _Reading, queue: MessageQueue, cut_by: int, wanted: tuple[int, int]
+        self, queue: MessageQueue, incarnation: Incarnation, cut_by: int, wanted: tuple[int, int]
     ) -> tuple[int, int]:
-        (at, end), number, found = wanted, reading.incarnation.number, None
+        from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)
+
+        if self._reading is None or self._reading[0] is not incarnation:
+            reader = QueueReader.of_incarnation(self._store, self._prefix, queue, incarnation)
+            self._reading = incarnation, reader
+        (at, end), number, found = wanted, incarnation.number, None
         try:
             count = min(end - at, _COUNT_MAX)
-            found = reading.reader.read(QueueOffset(at), bytes_max=READ_BYTES, count_max=count)
-        except (
-            ObjectNotFoundError
-        ) as error:  # merged or expired, and the journal is about to say so
+            found = self._reading[1].read(QueueOffset(at), bytes_max=READ_BYTES, count_max=count)
+        # Merged or expired, and the journal is about to say so.
+        except ObjectNotFoundError as error:
             _LOG.info("%s: not there at queue offset %d: %s", queue, at, error)
-            self._gone[queue, number] = reading.incarnation
+            self._gone[queue, number] = incarnation
         except DataError as error:
             self.damaged[queue, number] = error
             _LOG.warning("%s: keys from queue offset %d on are not indexed: %s", queue, at, error)
@@ -646,10 +637,7 @@ class Indexer:
 
 def _part_at(incarnation: Incarnation, offset: int) -> Part | None:
     """The part that begins there; found without looking at every part of a long incarnation."""
-    number = (
-        bisect_right(incarnation.segments, offset, key=lambda segment: segment.base_queue_offset)
-        - 1
-    )
+    number = bisect_right(incarnation.segments, offset, key=lambda o: o.base_queue_offset) - 1
     parts = incarnation.segments[number].parts if number >= 0 else NO_PARTS
     at = int(np.searchsorted(parts.rows["queue_offset"], offset))
     found = parts[at] if at < len(parts) else None
@@ -659,7 +647,4 @@ def _part_at(incarnation: Incarnation, offset: int) -> Part | None:
 def _last(state: TierState, queue: MessageQueue, number: int) -> Incarnation | None:
     """The last incarnation of this number: those before it were truncated."""
     incarnations = state.queues.get(queue, ())
-    return next(
-        (incarnation for incarnation in reversed(incarnations) if incarnation.number == number),
-        None,
-    )
+    return next((one for one in reversed(incarnations) if one.number == number), None)

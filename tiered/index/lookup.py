@@ -68,10 +68,6 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 
-# -- search ------------------------------------------------------------------------------------------
-#
-# One lookup on one state of a tier: units, newest first, until nothing newer can come.
-
 # -- asked -------------------------------------------------------------------------------------------
 #
 # What is looked for, and what was found.
@@ -291,6 +287,8 @@ def _holds(stored: Record, offset: int) -> bool:
 
 
 # -- search ------------------------------------------------------------------------------------------
+#
+# One lookup on one state of a tier: units, newest first, until nothing newer can come.
 
 
 RUN_ITEMS: Final = 2048
@@ -311,12 +309,8 @@ class Means:
     read_bytes: int  # how much of what is not indexed is read at once, about
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """What may hold the key, and the newest time that may come of it."""
-
-    newest_ms: int
-    run: Callable[[Search], None]
+_Unit = tuple[int, Callable[[], None]]
+"""The newest time that may come of what may hold the key, and the look at it."""
 
 
 class Search:
@@ -346,11 +340,11 @@ class Search:
 
     def run(self) -> Lookup:
         """Do it."""
-        units = sorted([*self._indexes(), *self._tails()], key=lambda unit: -unit.newest_ms)
-        for unit in units:
-            if unit.newest_ms < self._oldest_wanted():
+        units = sorted([*self._indexes(), *self._tails()], key=lambda unit: -unit[0])
+        for newest_ms, look in units:
+            if newest_ms < self._oldest_wanted():
                 break
-            unit.run(self)
+            look()
         hits = sorted(self._hits.values(), key=lambda hit: hit.order, reverse=True)
         self._found.hits = hits[: self._wish.count]
         return self._found
@@ -368,7 +362,7 @@ class Search:
             if index.count and self._wish.wants(index.store_min_ms, index.store_max_ms):
                 incarnations = self._incarnations_of(index)
                 if incarnations:
-                    yield _Unit(index.store_max_ms, _AskIndex(index, incarnations))
+                    yield index.store_max_ms, partial(self._ask, index, incarnations)
 
     def _incarnations_of(self, index: IndexObject) -> dict[int, list[IndexedIncarnation]]:
         """The wanted incarnations that an object covers, by their number in it."""
@@ -384,8 +378,7 @@ class Search:
                     found[number] = views
         return found
 
-    def ask(self, index: IndexObject, incarnations: dict[int, list[IndexedIncarnation]]) -> None:
-        """Take the items of one object."""
+    def _ask(self, index: IndexObject, incarnations: dict[int, list[IndexedIncarnation]]) -> None:
         with self._noting():
             loaded = self._objects.load(index)
             start, end = loaded.filter.find(self._hash)
@@ -459,7 +452,6 @@ class Search:
         return found[0] if found else None
 
     def _keep(self, hit: Hit) -> None:
-        """Take a message, if its time is right."""
         if self._wish.from_ms <= hit.store_ms < self._wish.until_ms:
             self._hits[hit.queue, hit.position, hit.queue_offset] = hit
 
@@ -472,9 +464,9 @@ class Search:
                     low, high = max(start, part.queue_offset), min(end, part.queue_end)
                     timed = part.store_max_ms >= 0
                     if low < high and timed and self._wish.wants(part.store_min_ms, part.store_max_ms):  # fmt: skip
-                        yield _Unit(part.store_max_ms, _Scan(view, low, high))
+                        yield part.store_max_ms, partial(self._scan, view, low, high)
 
-    def scan(self, view: IndexedIncarnation, start: int, end: int) -> None:
+    def _scan(self, view: IndexedIncarnation, start: int, end: int) -> None:
         """Look at every message in ``[start, end)``, as far as the limit goes."""
         at, stop, reader, size_bytes = start, QueueOffset(end), view.reader, self._read_bytes
         count = size_bytes // RECORD_BYTES_MIN + 1
@@ -506,28 +498,6 @@ class Search:
                     hit = view.hit(stored, batch.log_offset + position, offset, self._wish.key)
                     if hit:
                         self._keep(hit)
-
-
-@dataclass(frozen=True, slots=True)
-class _AskIndex:
-    index: IndexObject
-    incarnations: dict[int, list[IndexedIncarnation]]
-
-    def __call__(self, search: Search) -> None:
-        search.ask(self.index, self.incarnations)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scan:
-    view: IndexedIncarnation
-    start: int
-    end: int
-
-    def __call__(self, search: Search) -> None:
-        search.scan(self.view, self.start, self.end)
-
-
-# -- reader ------------------------------------------------------------------------------------------
 
 
 # -- objects -----------------------------------------------------------------------------------------
@@ -656,18 +626,11 @@ class IndexObjects:
 
 
 def check_trailer(tail: bytes, place: ObjectRange, *, where: str) -> Trailer:
-    """Parse what lies behind an object's payload and hold it against the journal.
-
-    Raises:
-        DataError: The trailer is damaged, or the object is not the one that the journal names.
-    """
+    """Parse what lies behind an object's payload and hold it against the journal."""
     trailer = parse_trailer(tail, where=where)
-    found = (trailer.payload_bytes, trailer.trailer_bytes, trailer.payload_crc)
-    if len(tail) != place.trailer_bytes or found != (
-        place.payload_bytes,
-        place.trailer_bytes,
-        place.crc,
-    ):
+    found = trailer.payload_bytes, trailer.trailer_bytes, trailer.payload_crc
+    named = place.payload_bytes, place.trailer_bytes, place.crc
+    if len(tail) != place.trailer_bytes or found != named:
         raise _damaged("the object is not the one that the journal names", where)
     return trailer
 
@@ -712,11 +675,7 @@ class IndexReader:
         self._journal = journal or TierReader(store, prefix)
 
     def lookup(self, state: TierState, wish: Wish) -> Lookup:
-        """Find messages.
-
-        Args:
-            state: What the journal says, as new as the answer has to be.
-        """
+        """Find messages."""
         for _ in range(_REPLAYS_MAX):
             try:
                 return Search(self._means, state, wish, gone_is_damage=False).run()

@@ -175,18 +175,19 @@ KINDS: Final[Mapping[str, type[Any]]] = {
 }
 
 
-def read_action(action: Action) -> Any:  # noqa: ANN401 (one of ``KINDS``)
-    """An action of an entry; ``UnknownActionError`` when this version does not know its name."""
+def read_action(action: Action, kinds: Mapping[str, type[Any]] = KINDS) -> Any:  # noqa: ANN401 (one of these)
+    """An action of an entry, of a tier's journal or of another's.
+
+    ``UnknownActionError`` when this version does not know its name.
+    """
     fields = dict(action)
     do = fields.pop("do")
-    if do not in KINDS:
+    if do not in kinds:
         raise UnknownActionError(f"{do!r:.80}")
-    return as_object(KINDS[do]).decode(fields)
+    return as_object(kinds[do]).decode(fields)
 
 
-def action_of(said: Any) -> Action:  # noqa: ANN401 (one of ``KINDS``)
+def action_of(said: Any, kinds: Mapping[str, type[Any]] = KINDS) -> Action:  # noqa: ANN401 (one of these)
     """Undo ``read_action``."""
-    return {"do": _NAMES[type(said)], **as_object(type(said)).encode(said)}
-
-
-_NAMES: Final = {kind: do for do, kind in KINDS.items()}
+    do = next(do for do, kind in kinds.items() if kind is type(said))
+    return {"do": do, **as_object(type(said)).encode(said)}

@@ -77,11 +77,7 @@ class SparkOrder:
 
 
 def require_java() -> None:
-    """See that there is a Java that Spark can use.
-
-    Raises:
-        InvalidError: There is none, or it is too old.
-    """
+    """See that there is a Java that Spark can use."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     do = f"install a JDK {JAVA_MIN} and set JAVA_HOME, or use --engine local"
@@ -133,9 +129,6 @@ def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
     """Work by Spark, each row range a task, in a rolling window of small jobs. While the caller commits, executors work on.
 
     About two tasks a core are under way, however much there is to do; driver and closures hold no more than these.
-
-    Args:
-        order: Where tier and archive are, as workers see them.
     """
     context = session.sparkContext
     count = max(2 * context.defaultParallelism // WINDOW, 1)
@@ -159,11 +152,6 @@ def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
 
 
 def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
-    """All rows.
-
-    Raises:
-        StoreUnavailableError: Spark has given up, mostly since workers died again and again.
-    """
     from py4j.protocol import (  # type: ignore[import-untyped] # noqa: PLC0415 (comes with pyspark)
         Py4JError,
     )

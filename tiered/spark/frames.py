@@ -68,10 +68,10 @@ from tiered.spark.options import (
     READ,
     TIER,
     TierStates,
+    at_archive,
+    at_place,
     in_one_option,
     kind_of,
-    open_beside,
-    open_place,
     partition_bytes,
     plain_names,
     require_columns,
@@ -136,18 +136,14 @@ def archive(
     named = _named(url, options, topic)
     require_known(named, READ)
     wanted = selection_of(named)
-    with backend_errors():
-        store = open_place(named)
-        try:
-            state = read_archive(store)
-            warn_of_stale(state, wanted)
-            plan = plan_files(state, wanted)
-            native = _Native(spark, store, state, plan.keys(), scheme=scheme, is_proved=is_proved)
-            found = native.frame(plan.files, _columns(state, wanted))
-            only_wanted = plan.foreign.isdisjoint(file.key for file in plan.files)
-            return _where(found, wanted, only_wanted=only_wanted)
-        finally:
-            store.close()
+    with at_place(named) as store:
+        state = read_archive(store)
+        warn_of_stale(state, wanted)
+        plan = plan_files(state, wanted)
+        native = _Native(spark, store, state, plan.keys(), scheme=scheme, is_proved=is_proved)
+        found = native.frame(plan.files, _columns(state, wanted))
+        only_wanted = plan.foreign.isdisjoint(file.key for file in plan.files)
+        return _where(found, wanted, only_wanted=only_wanted)
 
 
 def tier(
@@ -222,14 +218,10 @@ def messages(
         return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
     plan, state = _plan(named, wanted, "messages(spark, TIER, archive=ARCHIVE)")
     assert state is not None
-    with backend_errors():
-        store = open_beside(named)
-        try:
-            every = choose_files(state, wanted)
-            native = _Native(spark, store, state, every.keys(), scheme=scheme, is_proved=is_proved)
-            archived = native.frame(list(plan.files.values()), archive_schema(), plan.cuts)
-        finally:
-            store.close()
+    with at_archive(named) as store:
+        every = choose_files(state, wanted)
+        native = _Native(spark, store, state, every.keys(), scheme=scheme, is_proved=is_proved)
+        archived = native.frame(list(plan.files.values()), archive_schema(), plan.cuts)
     archived = _where(archived, wanted, only_wanted=every.foreign.isdisjoint(plan.files))
     archived = archived if columns is None else archived.select(*columns)
     if not plan.offset_ranges:
@@ -238,7 +230,6 @@ def messages(
 
 
 def _pinned(named: Mapping[str, str], plan: ReadPlan) -> dict[str, str]:
-    """Options that read the very messages of a plan."""
     return {**named, "pinned": in_one_option(pins_of(plan.offset_ranges))}
 
 
@@ -250,7 +241,6 @@ def _of_source(
     *,
     is_stream: bool = False,
 ) -> Any:  # noqa: ANN401
-    """A frame of a source of ours."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
 
     from tiered.spark.source import register  # noqa: PLC0415 (needs pyspark)
@@ -266,7 +256,6 @@ def _of_source(
 
 
 def _chosen(names: Sequence[str] | None) -> pa.Schema | None:
-    """Some columns of those that every file has."""
     if names is None:
         return None
     require_columns(list(names))
@@ -280,14 +269,14 @@ def _plan(
     if kind_of(named, None) != TIER:
         where = named["path"]
         raise InvalidError("this is an archive, and no tier", where=where, do=f"say {instead}")
-    with backend_errors():
-        states = TierStates(named)
-        try:
-            found = states.read()
-            plan = plan_tier(found, wanted, states.archive, partial(takes, named, wanted))
-            return plan, states.archive
-        finally:
-            states.close()
+    return _planned(named, wanted)
+
+
+def _planned(named: Mapping[str, str], wanted: Selection) -> tuple[ReadPlan, ArchiveState | None]:
+    with backend_errors(), contextlib.closing(TierStates(named)) as states:
+        found = states.read()
+        plan = plan_tier(found, wanted, states.archive, partial(takes, named, wanted))
+        return plan, states.archive
 
 
 def _columns(state: ArchiveState, wanted: Selection) -> pa.Schema:
@@ -475,11 +464,7 @@ def _without(frame: Any, cuts: Mapping[ArchiveQueue, int], cluster: str | None) 
 
 
 def require_reach(spark: Any, store: ObjectStore, scheme: str) -> None:  # noqa: ANN401
-    """See that Spark can read a store's files by itself; with Spark Connect nobody can tell.
-
-    Raises:
-        InvalidError: It cannot.
-    """
+    """See that Spark can read a store's files by itself; with Spark Connect nobody can tell."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415 (heavy)
     from pyspark.errors import PySparkException  # noqa: PLC0415 (heavy)
 
@@ -544,12 +529,7 @@ _PATTERN = frozenset("{}[]*?\\")
 
 
 def uri_of(archive: ObjectStore, key: str, *, scheme: str = "s3a", is_pattern: bool = True) -> str:
-    """A file as Hadoop names it, so that nothing in it is taken for a pattern.
-
-    Args:
-        scheme: By which Hadoop reaches S3.
-        is_pattern: It is to be taken for one, as paths of a reader are.
-    """
+    """A file as Hadoop names it, so that nothing in it is taken for a pattern."""
     root = local_root(archive)
     escaped = _escaped if is_pattern else _same
     if root is not None:
@@ -566,11 +546,6 @@ def file_uris(
     is_proved: bool = True,
 ) -> list[str]:
     """The files that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
-
-    Args:
-        wanted: What; without it everything.
-        scheme: See ``uri_of``.
-        is_proved: Read every file first, to see that it is what the log says.
 
     Raises:
         InvalidError: There is no archive, or a topic is asked for that it has not.
@@ -601,33 +576,27 @@ def report(url: str, **options: Value) -> dict[str, Any]:
     named = _named(url, options)
     is_archive = kind_of(named, None) == ARCHIVE
     require_known(named, READ if is_archive else READ | OF_TIER)
-    with backend_errors():
-        return _of_archive(named) if is_archive else _of_tier(named)
+    if not is_archive:
+        return _of_tier(named)
+    with at_place(named) as store:
+        return {"source": ARCHIVE, **explain(store, selection_of(named)).document()}
 
 
 def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
     """Files of an archive that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
-
-    Args:
-        scheme: By which Hadoop reaches S3; a folder's files are ``file://``.
 
     Raises:
         InvalidError: An option is wrong, or there is no archive.
     """
     named = _named(url, options)
     require_known(named, READ)
-    with backend_errors():
-        store = open_place(named)
-        try:
-            return file_uris(store, selection_of(named), scheme=scheme)
-        finally:
-            store.close()
+    with at_place(named) as store:
+        return file_uris(store, selection_of(named), scheme=scheme)
 
 
 def _named(
     url: str, options: Mapping[str, Value], topic: str | list[str] | None = None
 ) -> dict[str, str]:
-    """Options as a source has them."""
     every = options if topic is None else {**options, "topic": topic}
     named = {name.rstrip("_").replace("_", "-").lower(): value for name, value in every.items()}
     for name, value in named.items():
@@ -649,32 +618,16 @@ def _text(value: Value) -> str:
             return str(value)
 
 
-def _of_archive(options: dict[str, str]) -> dict[str, Any]:
-    store = open_place(options)
-    try:
-        return {"source": "archive", **explain(store, selection_of(options)).document()}
-    finally:
-        store.close()
-
-
 def _of_tier(options: dict[str, str]) -> dict[str, Any]:
-    states = TierStates(options)
-    try:
-        wanted = selection_of(options)
-        found = states.read()
-        plan = plan_tier(found, wanted, states.archive, partial(takes, options, wanted))
-    finally:
-        states.close()
+    plan, _ = _planned(options, selection_of(options))
     tasks = [offset_range.task for offset_range in plan.offset_ranges]
     return {
-        "source": "tier",
+        "source": TIER,
         "partitions": len(packed(plan.offset_ranges, partition_bytes(options))),
         "offset_ranges": len(plan.offset_ranges),
         "parts": sum(len(task.parts) for task in tasks),
         "parts_left_out": dict(sorted(plan.parts_left.items())),
-        "offsets": sum(
-            offset_range.task.end - offset_range.task.start for offset_range in plan.offset_ranges
-        ),
+        "offsets": sum(task.end - task.start for task in tasks),
         "offsets_missing": plan.missing,
         "size_bytes": sum(task.size_bytes for task in tasks),
     }
@@ -695,9 +648,6 @@ def ask_spark(
     options: S3Options,
 ) -> pa.Table:
     """The answer to a question; it comes to this process whole.
-
-    Args:
-        options: How they reach S3.
 
     Raises:
         InvalidError: There is no archive, or the statement is wrong.

@@ -34,10 +34,11 @@ from backends.wrapping import WrappingStore
 from tiered.archive.archived import OffsetRanges
 from tiered.archive.columns import Columns
 from tiered.archive.model import ArchiveQueue
-from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archive
+from tiered.archive.plan import Task, ends_dealt_with, filled, overtaken_by, plan_archive
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TableRows, refuses_file
 from tiered.errors import DataError, InvalidError
+from tiered.journal.typed import as_row, row_of
 from tiered.log.cursor import IncarnationView, QueueCursor, incarnation_at
 from tiered.log.parts import Gap, Incarnation, Parts
 from tiered.log.reader import QueueReader, TierReader
@@ -78,6 +79,11 @@ class Key(NamedTuple):
     topic: str
     queue_id: int
 
+    @classmethod
+    def of(cls, queue: ArchiveQueue) -> Key:
+        """Whose incarnation it is."""
+        return cls(queue.cluster, queue.broker, queue.topic, queue.queue_id)
+
 
 class Kept(NamedTuple):
     """Queue offsets ``[start, end)`` that an archive has, all of one of its offset ranges."""
@@ -116,10 +122,7 @@ class Incarnations:
         assert self.archive is not None
         incarnations, queue = self.incarnations[number], self.archived_queue(number)
         dealt = ends_dealt_with(self.archive, queue, incarnations)
-        return min(
-            (incarnation.cut_at for incarnation in incarnations[min(dealt, tails) : -1]),
-            default=MAX,
-        )
+        return min((one.cut_at for one in incarnations[min(dealt, tails) : -1]), default=MAX)
 
     def kept(
         self, number: int, start: int = 0, end: int = MAX, tails: int | None = None
@@ -132,13 +135,11 @@ class Incarnations:
         """
         if self.archive is None:
             return []
-        end = min(
-            end,
-            self.kept_end(number, len(self.incarnations[number]) - 1 if tails is None else tails),
-        )
-        found = (
-            self.archive.overlapping(self.archived_queue(number), start, end) if start < end else ()
-        )
+        tails = len(self.incarnations[number]) - 1 if tails is None else tails
+        end = min(end, self.kept_end(number, tails))
+        if start >= end:
+            return []
+        found = self.archive.overlapping(self.archived_queue(number), start, end)
         return [Kept(max(one.start, start), min(one.end, end), one) for one in found]
 
     def kept_in_turn(self, number: int, start: int = 0, end: int = MAX) -> Iterator[Kept]:
@@ -162,27 +163,16 @@ def queues_of(
     found: dict[Key, dict[int, list[Incarnation]]] = {}
     for place, state in sorted(states.items()):
         for queue, incarnations in sorted(state.queues.items()):
-            found[Key(place.cluster, place.broker, queue.topic, queue.queue_id)] = by_number(
-                incarnations
-            )
+            key = Key(place.cluster, place.broker, queue.topic, queue.queue_id)
+            found[key] = by_number(incarnations)
     known = archive.queues if archive else OffsetRanges()
     for archived_queue in known:
-        mine = found.setdefault(
-            Key(
-                archived_queue.cluster,
-                archived_queue.broker,
-                archived_queue.topic,
-                archived_queue.queue_id,
-            ),
-            {},
-        )
+        mine = found.setdefault(Key.of(archived_queue), {})
         if archived_queue.incarnation not in mine:
             end = QueueOffset(int(known.columns(archived_queue)[1].max()))
             # Log offsets are not known: 1 says that there was something before.
-            incarnation = Incarnation(
-                archived_queue.incarnation, end, end, LogOffset(1), ended="archived"
-            )
-            mine[archived_queue.incarnation] = [incarnation]
+            number, begun = archived_queue.incarnation, LogOffset(1)
+            mine[number] = [Incarnation(number, end, end, begun, ended="archived")]
     for key, incarnations_of in sorted(found.items()):
         if incarnations_of:
             yield Incarnations(key, incarnations_of, archive)
@@ -200,18 +190,10 @@ def is_ahead(archive: ArchiveState, states: Mapping[Place, TierState]) -> bool:
     """Whether an archive has dealt with ends truncated that states of its tier do not know of: they are older."""
     queues = {one.key: one for one in queues_of(states)} if archive.tails else {}
     for archived_queue, marks in archive.tails.items():
-        queue = queues.get(
-            Key(
-                archived_queue.cluster,
-                archived_queue.broker,
-                archived_queue.topic,
-                archived_queue.queue_id,
-            )
-        )
+        queue = queues.get(Key.of(archived_queue))
         tails = queue.incarnations.get(archived_queue.incarnation, [])[:-1] if queue else []
-        if queue and len(marks) > sum(
-            not overtaken_by(archive, archived_queue, tail) for tail in tails
-        ):
+        dealt = sum(not overtaken_by(archive, archived_queue, tail) for tail in tails)
+        if queue and len(marks) > dealt:
             return True
     return False
 
@@ -285,9 +267,6 @@ def plan_tier(
 ) -> ReadPlan:
     """Everything that is wanted and there now.
 
-    Args:
-        archive: Beside the tier: what it has is read there.
-
     Raises:
         InvalidError: A topic is asked for that the tier has not; or the archive is of another tier.
     """
@@ -303,11 +282,7 @@ def plan_tier(
 
 
 def require_topics(queues: Iterable[Incarnations], wanted: Selection) -> None:
-    """See that the topics asked for are there.
-
-    Raises:
-        InvalidError: One is not.
-    """
+    """See that the topics asked for are there."""
     known = {shown(queue.key.topic) for queue in queues}
     wanted.require_topics(known, "tier", "`tiered ls URL` lists the topics")
 
@@ -330,7 +305,7 @@ def require_own(
             state, place, archive, takes=lambda topic: wanted.takes("topic", shown(topic))
         )
         for queue, start in plan.strange:
-            if takes(Key(queue.cluster, queue.broker, queue.topic, queue.queue_id)):
+            if takes(Key.of(queue)):
                 raise InvalidError(
                     f"the archive has other messages of {queue} from offset {start} on than the tier",
                     do="give each tier an archive of its own: this one is most likely of one whose broker has the same name",
@@ -378,11 +353,7 @@ def cut(
     wanted: Selection,
     plan: ReadPlan | None = None,
 ) -> Iterator[OffsetRange]:
-    """Offsets ``[low, high)`` of an incarnation as offset ranges, one or more for each segment; gaps are in none.
-
-    Args:
-        wanted: Parts without any wanted store time are left out.
-    """
+    """Offsets ``[low, high)`` of an incarnation as offset ranges, one or more for each segment; gaps are in none."""
     low, high = span
     near = _near(incarnation, low, high)
     if plan is not None:
@@ -499,16 +470,13 @@ def take_history(
     incarnations, archived_queue = queue.incarnations[number], queue.archived_queue(number)
     kept = queue.kept(number, *span, tails)
     plan.add_files(archived_queue, kept, wanted)
-    missing = 0
+    missing, history_of = 0, RangeHistory(prefix, archived_queue, tails)
     for start, stop in rest_of(kept, *span):
         for incarnation, low, high in _owned(incarnations, tails, start, stop):
             some = (max(low, incarnation.min_offset), high)
-            plan.offset_ranges += cut(
-                RangeHistory(prefix, archived_queue, tails), incarnation, some, wanted
-            )
-            missing += sum(
-                run.count for run in runs_of_incarnation(incarnation, low, high) if not run.is_there
-            )
+            plan.offset_ranges += cut(history_of, incarnation, some, wanted)
+            runs = runs_of_incarnation(incarnation, low, high)
+            missing += sum(run.count for run in runs if not run.is_there)
     return missing
 
 
@@ -536,7 +504,7 @@ def pins_of(offset_ranges: Iterable[OffsetRange]) -> str:
             rows[-1][1] = task.end
         else:
             rows.append([task.start, task.end])
-    return json.dumps([[queue.row(), tails, rows] for (queue, tails), rows in found.items()])
+    return json.dumps([[row_of(queue), tails, rows] for (queue, tails), rows in found.items()])
 
 
 def plan_pinned(
@@ -546,13 +514,8 @@ def plan_pinned(
     plan, prefixes = ReadPlan([], {}), prefixes_of(states)
     queues = {queue.key: queue for queue in queues_of(states, archive)}
     for row, tails, spans in json.loads(pins):
-        archived_queue = ArchiveQueue.of(row)
-        key = Key(
-            archived_queue.cluster,
-            archived_queue.broker,
-            archived_queue.topic,
-            archived_queue.queue_id,
-        )
+        archived_queue = as_row(ArchiveQueue).decode(row)
+        key = Key.of(archived_queue)
         queue = queues.get(key)
         incarnations = queue.incarnations.get(archived_queue.incarnation, []) if queue else []
         missing = sum(end - start for start, end in spans)
@@ -586,20 +549,11 @@ def packed(offset_ranges: Sequence[OffsetRange], bytes_max: int) -> list[tuple[O
     for number, one in enumerate(offset_ranges):
         for key, some in _by_bundle(one):
             bundles[one.prefix, key].append((number, some))
-    groups: list[list[tuple[int, OffsetRange]]] = []
-    size = 0
-    for shares in bundles.values():
-        more = sum(one.size_bytes for _, one in shares)
-        if not groups or size + more > bytes_max:
-            groups.append([])
-            size = 0
-        groups[-1] += shares
-        size += more
-    return [tuple(_joined(group)) for group in groups]
+    groups = filled(bundles.values(), lambda some: sum(o.size_bytes for _, o in some), bytes_max)
+    return [tuple(_joined(chain.from_iterable(group))) for group in groups]
 
 
 def _by_bundle(one: OffsetRange) -> Iterator[tuple[str, OffsetRange]]:
-    """An offset range, cut where another bundle begins."""
     task = one.task
     keys = [bundle.key for bundle in task.parts.bundles]
     borders = [at for at in range(1, len(keys)) if keys[at] != keys[at - 1]]
@@ -616,7 +570,7 @@ def _by_bundle(one: OffsetRange) -> Iterator[tuple[str, OffsetRange]]:
         )
 
 
-def _joined(group: list[tuple[int, OffsetRange]]) -> Iterator[OffsetRange]:
+def _joined(group: Iterable[tuple[int, OffsetRange]]) -> Iterator[OffsetRange]:
     """In order; neighbours of one offset range are one."""
     rows = sorted(group, key=lambda row: (row[0], row[1].task.start))
     runs: list[list[OffsetRange]] = []
@@ -721,10 +675,8 @@ def read_range(
         ExpiredError: Some of it has expired since the offset range was planned.
     """
     task = offset_range.task
-    journal, view = (
-        TierReader(store, offset_range.prefix),
-        IncarnationView.of(task.queue.message_queue, task.incarnation),
-    )
+    journal = TierReader(store, offset_range.prefix)
+    view = IncarnationView.of(task.queue.message_queue, task.incarnation)
     cursor = QueueCursor(task.queue.message_queue, view, tails=task.tails, journal=journal)
     reader = QueueReader(store, offset_range.prefix, cursor)
     needed = None if names is None else {*names, *wanted.columns}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import zlib
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from tiered.log.reader import TierReader
 from tiered.spark.offset_ranges import FAIL, SKIP, is_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
@@ -115,11 +116,7 @@ def source_options(options: S3Options) -> dict[str, str]:
 
 
 def s3_options(options: Mapping[str, str]) -> S3Options:
-    """Undo ``source_options``.
-
-    Raises:
-        InvalidError: ``path-style`` is neither true nor false.
-    """
+    """Undo ``source_options``."""
     style = options.get("path-style", "true").lower()
     if style not in {"true", "false"}:  # taken for false it would send requests to other hosts
         raise InvalidError(f"the option path-style is {style!r:.40}", do="say true or false")
@@ -132,24 +129,27 @@ def s3_options(options: Mapping[str, str]) -> S3Options:
     )
 
 
-def open_place(options: Mapping[str, str]) -> ObjectStore:
-    """The store that ``load`` names, with retries.
+@contextlib.contextmanager
+def at_place(options: Mapping[str, str]) -> Iterator[ObjectStore]:
+    """The store that ``load`` names, with retries, open within the context; its failures are said as ours."""
+    with backend_errors(), contextlib.closing(open_place(options)) as store:
+        yield store
 
-    Raises:
-        InvalidError: No URL is given, or it is wrong.
-    """
+
+def at_archive(options: Mapping[str, str]) -> contextlib.AbstractContextManager[ObjectStore]:
+    """The same of the archive beside a tier."""
+    return at_place(_beside(options))
+
+
+def _beside(options: Mapping[str, str]) -> dict[str, str]:
+    return {**options, "path": options["archive"]}
+
+
+def open_place(options: Mapping[str, str]) -> ObjectStore:
+    """The same for who closes it himself."""
     if not options.get("path"):
         raise InvalidError("no URL is given", do='say .load("s3://bucket/prefix")')
     return open_for_reading(options["path"], s3_options(options), SystemClock()).store
-
-
-def open_beside(options: Mapping[str, str]) -> ObjectStore:
-    """The archive beside a tier, with retries.
-
-    Raises:
-        InvalidError: Its URL is wrong.
-    """
-    return open_place({**options, "path": options["archive"]})
 
 
 def kind_of(options: Mapping[str, str], kind: str | None) -> str:
@@ -167,20 +167,12 @@ def kind_of(options: Mapping[str, str], kind: str | None) -> str:
         raise InvalidError(f"the option source is {said!r:.40}", do="say archive or tier")
     if said != "auto":
         return said
-    with backend_errors():
-        store = open_place(options)
-        try:
-            return ARCHIVE if next(iter(store.list(LOG)), None) is not None else TIER
-        finally:
-            store.close()
+    with at_place(options) as store:
+        return ARCHIVE if next(iter(store.list(LOG)), None) is not None else TIER
 
 
 def require_known(options: Mapping[str, str], known: frozenset[str]) -> None:
-    """Refuse options that nobody would look at.
-
-    Raises:
-        InvalidError: There is one.
-    """
+    """Refuse options that nobody would look at."""
     unknown = sorted(name.lower() for name in options if name.lower() not in known)
     if unknown:
         raise InvalidError(
@@ -220,11 +212,7 @@ def takes(options: Mapping[str, str], wanted: Selection, key: Key) -> bool:
 
 
 def choice(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """An option with a few values, the first being the default.
-
-    Raises:
-        InvalidError: It has another.
-    """
+    """An option with a few values, the first being the default."""
     said = options.get(name, values[0])
     if said not in values:
         raise InvalidError(f"the option {name} is {said!r:.40}", do=f"say {' or '.join(values)}")
@@ -232,11 +220,7 @@ def choice(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> st
 
 
 def whole(options: Mapping[str, str], name: str, default: int | None) -> int | None:
-    """An option that is a number above 0.
-
-    Raises:
-        InvalidError: It is not.
-    """
+    """An option that is a number above 0."""
     said = options.get(name)
     if said is None:
         return default
@@ -246,11 +230,7 @@ def whole(options: Mapping[str, str], name: str, default: int | None) -> int | N
 
 
 def require_values(options: Mapping[str, str]) -> None:
-    """See that options of a tier have values that readers take, who look at them on workers only, and for files not at all.
-
-    Raises:
-        InvalidError: One has not.
-    """
+    """See that options of a tier have values that readers take, who look at them on workers only, or not at all."""
     choice(options, "on-bad", (FAIL, SKIP))
     partition_bytes(options)
 
@@ -266,11 +246,7 @@ def in_one_option(text: str) -> str:
 
 
 def unpacked(option: str) -> str:
-    """Undo ``in_one_option``.
-
-    Raises:
-        InvalidError: It is none.
-    """
+    """Undo ``in_one_option``."""
     try:
         found = zlib.decompress(base64.b64decode(option, validate=True))
         return found.decode("utf-8", "surrogateescape")
@@ -294,17 +270,13 @@ class TierStates:
     """Follows the journals, and the archive's log."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Open the stores; nothing is read yet.
-
-        Raises:
-            InvalidError: A URL or an option is wrong.
-        """
+        """Open the stores; nothing is read yet."""
         self._options = options
         self._store = open_place(options)
         self._readers: dict[Place, TierReader] = {}
         # What the log of the archive beside the tier says; None: there is none.
         self.archive: ArchiveState | None = None
-        self._beside = open_beside(options) if "archive" in options else None
+        self._beside = open_place(_beside(options)) if "archive" in options else None
         self._log = JournalReader(self._beside, LOG, ArchiveMachine()) if self._beside else None
 
     def read(self) -> dict[Place, TierState]:

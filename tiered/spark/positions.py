@@ -7,12 +7,12 @@ expired by then is ``Batch.short``, and ``charged`` brings it into the positions
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import DataError, InvalidError
-from tiered.log.wellformed import check_ints
+from tiered.journal.typed import as_object
 from tiered.spark.offset_ranges import (
     FAIL,
     SKIP,
@@ -84,19 +84,6 @@ class Position:
     """Incarnations behind the first that the batch comes into, each with the offset at which it begins."""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Position:
-        """Undo ``asdict``, after JSON.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        through = tuple((number, start) for number, start in fields.get("through", ()))
-        found = cls(**{**fields, "through": through})
-        numbers = [value for name, value in asdict(found).items() if name != "through"]
-        check_ints([*numbers, *(n for pair in through for n in pair)], "a position")
-        return found
-
-    @classmethod
     def at(cls, incarnation: int, offset: int, tails: int) -> Position:
         """Before the first message is read."""
         return cls(incarnation, offset, incarnation, offset, tails)
@@ -104,13 +91,8 @@ class Position:
     @property
     def settled(self) -> Position:
         """The same with nothing in its batch."""
-        return replace(
-            self,
-            from_incarnation=self.incarnation,
-            from_offset=self.offset,
-            missing=0,
-            through=(),
-        )
+        begins = {"from_incarnation": self.incarnation, "from_offset": self.offset}
+        return replace(self, **begins, missing=0, through=())
 
 
 Positions = dict[Key, Position]
@@ -127,7 +109,9 @@ def document_of(positions: Mapping[Key, Position], histories: Histories) -> dict
         history = histories.get((key.cluster, key.broker), "")
         brokers = found.setdefault(key.cluster, {})
         broker = brokers.setdefault(key.broker, {"history": history, "topics": {}})
-        broker["topics"].setdefault(key.topic, {})[str(key.queue_id)] = asdict(position)
+        broker["topics"].setdefault(key.topic, {})[str(key.queue_id)] = as_object(Position).encode(
+            position
+        )
     return found
 
 
@@ -135,7 +119,7 @@ def positions_of(document: Any) -> Positions:  # noqa: ANN401 (JSON values)
     """Undo ``document_of``."""
     try:
         return {
-            Key(cluster, broker, topic, int(queue)): Position.of(fields)
+            Key(cluster, broker, topic, int(queue)): as_object(Position).decode(fields)
             for cluster, brokers in document.items()
             for broker, said in brokers.items()
             for topic, queues in said["topics"].items()
@@ -193,9 +177,8 @@ def began(incarnation: Incarnation) -> int:
     """Where an incarnation began, a gap before its first message included; 0 unless surely nothing has expired."""
     parts = incarnation.parts()
     is_whole = parts[0].log_offset == 0 if parts else incarnation.log_end == 0
-    return (
-        min([incarnation.min_offset, *(gap.start for gap in incarnation.gaps)]) if is_whole else 0
-    )
+    first = min([incarnation.min_offset, *(gap.start for gap in incarnation.gaps)])
+    return first if is_whole else 0
 
 
 def latest(queue: Incarnations) -> Position:
@@ -314,11 +297,8 @@ def _incarnations_of(
         incarnation = queue.incarnations[number][-1]
         start = at.offset if number == at.incarnation else began(incarnation)
         is_last = number == until.incarnation
-        yield (
-            incarnation,
-            start,
-            min(incarnation.commit_offset, until.offset) if is_last else incarnation.commit_offset,
-        )
+        end = incarnation.commit_offset
+        yield incarnation, start, min(end, until.offset) if is_last else end
 
 
 class _Ahead:
@@ -480,7 +460,6 @@ def _is_same(before: Position, after: Position) -> bool:
 
 
 def _stranger(key: Key, what: str) -> DataError:
-    """Positions that are none of this tier's."""
     return DataError(
         f"the checkpoint has a position of {key.topic}/{key.queue_id} of {key.cluster}/{key.broker}, and the tier has"
         f" no {what}: the checkpoint is of another tier, or this one was made anew",
@@ -558,16 +537,13 @@ def charged(
         return positions
     return {
         key: replace(
-            at,
-            lost=at.lost + lost.get(key, 0),
-            in_doubt=at.in_doubt + in_doubt.get(key, 0),
+            at, lost=at.lost + lost.get(key, 0), in_doubt=at.in_doubt + in_doubt.get(key, 0)
         )
         for key, at in positions.items()
     }
 
 
 def _short_error(key: Key, at: Position, count: int) -> DataError:
-    """A batch that cannot be done as it was planned."""
     return DataError(
         f"the batch of {key.topic}/{key.queue_id} from offset {at.from_offset} to {at.offset} cannot be read as it was"
         f" planned: {count} of its messages have expired since",

@@ -29,10 +29,11 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
+import numpy as np
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -51,8 +52,9 @@ from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import topic_schema
+from tiered.archive.plan import filled
 from tiered.archive.selection import selection_of, shown
-from tiered.archive.tables import groups_of, open_parquet, plan_files, read_archive
+from tiered.archive.tables import OF_ROW_RANGES, groups_of, open_parquet, plan_files, read_archive
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.spark.offset_ranges import (
     FAIL,
@@ -74,10 +76,10 @@ from tiered.spark.options import (
     READ,
     TIER,
     TierStates,
+    at_archive,
+    at_place,
     choice,
     kind_of,
-    open_beside,
-    open_place,
     partition_bytes,
     plain_names,
     require_columns,
@@ -257,13 +259,8 @@ def _topic_schema(options: Mapping[str, str], topic: str) -> Any:  # noqa: ANN40
 
 
 def _state(options: Mapping[str, str]) -> ArchiveState:
-    """Of an archive's log, as it is now."""
-    with backend_errors():
-        store = open_place(options)
-        try:
-            return read_archive(store)
-        finally:
-            store.close()
+    with at_place(options) as store:
+        return read_archive(store)
 
 
 def _columns_of_bodies(
@@ -288,7 +285,6 @@ def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
 # -- what both read --------------------------------------------------------------------------------
 
 BATCH_ROWS = 10_000
-_ROW_RANGE = ("broker", "queue_id", "incarnation", "queue_offset")
 
 
 @dataclass
@@ -320,19 +316,15 @@ class ArchiveReader(SourceReader):
     @plainly
     def partitions(self) -> Sequence[InputPartition]:
         """One for each file that may hold what is wanted; without any, one that is empty."""
-        with backend_errors():
-            store = open_place(self._options)
-            try:
-                found = plan_files(read_archive(store), self._wanted)
-            finally:
-                store.close()
+        found = plan_files(_state(self._options), self._wanted)
         return [FilePartition((file,)) for file in found.files] or [FilePartition(())]
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
         assert isinstance(partition, FilePartition)
-        yield from _read_files(open_place, self._options, partition, self._wanted, self._columns)
+        with at_place(self._options) as store:
+            yield from _read_files(store, partition, self._wanted, self._columns)
 
 
 class TierBatchReader(SourceReader):
@@ -342,20 +334,15 @@ class TierBatchReader(SourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Files of the archive, then whole bundles of the tier, small ones together; without any, one that is empty."""
         wanted, pins = self._wanted, self._options.get("pinned")
-        with backend_errors():
-            states = TierStates(self._options)
-            try:
-                found = states.read()
-                plan = (
-                    plan_tier(found, wanted, states.archive, partial(takes, self._options, wanted))
-                    if pins is None
-                    else plan_pinned(found, wanted, states.archive, unpacked(pins))
-                )
-            finally:
-                states.close()
-        return partitions_of(self._options, plan.files.values(), plan.offset_ranges) or [
-            TierPartition(())
-        ]
+        with backend_errors(), contextlib.closing(TierStates(self._options)) as states:
+            found = states.read()
+            plan = (
+                plan_tier(found, wanted, states.archive, partial(takes, self._options, wanted))
+                if pins is None
+                else plan_pinned(found, wanted, states.archive, unpacked(pins))
+            )
+        made = partitions_of(self._options, plan.files.values(), plan.offset_ranges)
+        return made or [TierPartition(())]
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -367,14 +354,8 @@ def partitions_of(
     options: Mapping[str, str], files: Iterable[Chosen], offset_ranges: Sequence[OffsetRange]
 ) -> list[InputPartition]:
     """What is read at once: of an archive files, of a tier what lies in the same bundles; each of so many bytes."""
-    most, size = partition_bytes(options), 0
-    groups: list[list[Chosen]] = []
-    for file in files:
-        if not groups or size + file.size_bytes > most:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += file.size_bytes
+    most = partition_bytes(options)
+    groups = filled(files, lambda file: file.size_bytes, most)
     found: list[InputPartition] = [FilePartition(tuple(group)) for group in groups]
     return [*found, *map(TierPartition, packed(offset_ranges, most))]
 
@@ -384,24 +365,19 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a partition of a tier, or of the archive beside it."""
     if isinstance(partition, FilePartition):
-        yield from _read_files(open_beside, options, partition, wanted, columns)
+        with at_archive(options) as store:
+            yield from _read_files(store, partition, wanted, columns)
         return
     assert isinstance(partition, TierPartition)
     on_bad = choice(options, "on-bad", (FAIL, SKIP))
-    with backend_errors():
-        store = open_place(options)
-        try:
-            fetched = FetchedStore(store, partition.offset_ranges)
-            rows = (
-                some
-                for offset_range in partition.offset_ranges
-                for some in read_range(
-                    fetched, offset_range, wanted, names=columns.names, on_bad=on_bad
-                )
-            )
-            yield from (fitted(some, columns) for some in _batched(rows))
-        finally:
-            store.close()
+    with at_place(options) as store:
+        fetched = FetchedStore(store, partition.offset_ranges)
+        rows = (
+            some
+            for one in partition.offset_ranges
+            for some in read_range(fetched, one, wanted, names=columns.names, on_bad=on_bad)
+        )
+        yield from (fitted(some, columns) for some in _batched(rows))
 
 
 def _batched(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -420,30 +396,22 @@ def _batched(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _read_files(
-    opened: Callable[[Mapping[str, str]], ObjectStore],
-    options: Mapping[str, str],
-    partition: FilePartition,
-    wanted: Selection,
-    columns: pa.Schema,
+    store: ObjectStore, partition: FilePartition, wanted: Selection, columns: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    if not partition.files:
-        return
-    with backend_errors():
-        store = opened(options)
-        try:
-            for chosen in partition.files:
-                raw = ObjectFile(store, chosen.key, chosen.size_bytes)
-                file = open_parquet(raw)
-                groups, _ = groups_of(raw, file, wanted)
-                is_shared = chosen.rows != file.metadata.num_rows
-                needed = ["queue_offset", *columns.names, *wanted.columns]
-                needed += _ROW_RANGE if is_shared else ()
-                there = [name for name in dict.fromkeys(needed) if name in file.schema_arrow.names]
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there):
-                    counted = _of_row_ranges(batch, chosen) if is_shared else batch
-                    yield fitted(wanted.rows_of(counted), columns)
-        finally:
-            store.close()
+    for chosen in partition.files:
+        raw = ObjectFile(store, chosen.key, chosen.size_bytes)
+        file = open_parquet(raw)
+        groups, _ = groups_of(raw, file, wanted)
+        is_shared = chosen.rows != file.metadata.num_rows
+        needed = ["queue_offset", *columns.names, *wanted.columns]
+        needed += OF_ROW_RANGES if is_shared else ()
+        there = [name for name in dict.fromkeys(needed) if name in file.schema_arrow.names]
+        for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there):
+            counted = batch
+            if is_shared:
+                masks = [mask for _, mask in chosen.masks(batch)]
+                counted = batch.filter(load_pyarrow().array(reduce(np.bitwise_or, masks)))
+            yield fitted(wanted.rows_of(counted), columns)
 
 
 def fitted(rows: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
@@ -457,21 +425,6 @@ def fitted(rows: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
         for field in columns
     ]
     return arrow.RecordBatch.from_arrays(made, schema=columns)
-
-
-def _of_row_ranges(rows: pa.RecordBatch, chosen: Chosen) -> pa.RecordBatch:
-    """The rows that count, of a file that holds others too."""
-    compute = load_pyarrow().compute
-    mask: Any = None
-    for row_range in chosen.row_ranges:
-        queue, offsets = row_range.queue, rows.column("queue_offset")
-        some = compute.equal(rows.column("broker"), shown(queue.broker))
-        some = compute.and_(some, compute.equal(rows.column("queue_id"), queue.queue_id))
-        some = compute.and_(some, compute.equal(rows.column("incarnation"), queue.incarnation))
-        some = compute.and_(some, compute.greater_equal(offsets, row_range.low))
-        some = compute.and_(some, compute.less(offsets, row_range.high))
-        mask = some if mask is None else compute.or_(mask, some)
-    return rows.filter(mask)
 
 
 # -- streams ---------------------------------------------------------------------------------------
@@ -508,11 +461,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of messages: an offset says how far each queue was read, a batch is what lies between two of them."""
 
     def __init__(self, options: Mapping[str, str], columns: pa.Schema, wanted: Selection) -> None:
-        """Read nothing yet.
-
-        Raises:
-            InvalidError: An option is wrong.
-        """
+        """Read nothing yet."""
         self._options = options
         self._columns = columns
         self._wanted = wanted
@@ -624,9 +573,8 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._states is None:
                 self._states = TierStates(self._options)
             states = self._states.read()
-        if (
-            not self._has_looked
-        ):  # by each start: options may name others than those of the checkpoint
+        # By each start: options may name others than those of the checkpoint.
+        if not self._has_looked:
             self._look_for_topics(states)
             self._has_looked = True
         self._histories = {(at.cluster, at.broker): state.history for at, state in states.items()}
@@ -652,7 +600,6 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _archive(self) -> ArchiveState | None:
-        """Of the archive beside the tier, as it was read with the states."""
         return self._states.archive if self._states is not None else None
 
     def _takes(self, key: Key) -> bool:
@@ -660,7 +607,6 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _say(key: Key, count: int, what: str) -> None:
-    """Log what was gone over."""
     if count:
         _log.warning("%s/%s: %s %s", key.topic, key.queue_id, count, what)
 
