@@ -288,11 +288,7 @@ def _require_dry(call: Call, options: ArchiveOptions) -> None:
 
 
 def open_context(call: Call, options: ArchiveOptions) -> JobContext:
-    """Tier and archive as the options name them.
-
-    Raises:
-        InvalidError: There is no such tier, or several.
-    """
+    """Tier and archive as the options name them."""
     from tiered.api.broker_place import choose_place
     from tiered.archive.job import JobContext
 
@@ -469,11 +465,7 @@ def _verify(call: Call, at: JobContext, engine: Engine) -> int:
 
 
 def read_wishes_of(options: ArchiveOptions) -> BodyWishes:
-    """What the options wish.
-
-    Raises:
-        InvalidError: They make no sense, or name no file.
-    """
+    """What the options wish."""
     from tiered.archive.body_formats import read_wishes
 
     return read_wishes(
@@ -583,10 +575,7 @@ def run_merge(call: Call, options: ArchiveOptions, at: JobContext, engine: Engin
             for one in plan
         ]
         show(
-            call,
-            {"format": 1, "archive": at.archive.url, "merges": rows},
-            rows=rows,
-            columns=_NEW,
+            call, {"format": 1, "archive": at.archive.url, "merges": rows}, rows=rows, columns=_NEW
         )
         return DONE
     with call.progress("merge", f"0 of {counted(len(plan), 'file')}") as progress:
@@ -704,10 +693,7 @@ def run_repair(call: Call, options: ArchiveOptions, at: JobContext, engine: Engi
     log = log_writer(at)
     with call.progress("repair", "looking at the files") as progress:
         plan = get_plan(
-            options,
-            REPAIR,
-            at,
-            lambda: plan_repair(at, log.state, engine, by_bytes=options.verify),
+            options, REPAIR, at, lambda: plan_repair(at, log.state, engine, by_bytes=options.verify)
         )
         applied = None
         has_work = bool(plan["repairs"] or plan["remains"] or plan["derived"])

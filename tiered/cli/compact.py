@@ -249,11 +249,7 @@ def settings_of(options: CompactOptions) -> CompactSettings:
 def _topics(
     call: Call, options: CompactOptions, there: Callable[[frozenset[str]], set[str]]
 ) -> list[str]:
-    """Topics that are named, or that their store says are of this kind.
-
-    Args:
-        there: Which of the store's there are: one to which nothing was sent yet keeps no other from it.
-    """
+    """Topics that are named, or that their store says are of this kind."""
     named = set(options.topic)
     if options.store:
         from tiered.local.layout import TOPICS_FILE, read_topics

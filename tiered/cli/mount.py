@@ -220,11 +220,7 @@ def observed(
 
 
 def read_settings(call: Call, options: MountOptions) -> MountSettings:
-    """What the options say.
-
-    Raises:
-        InvalidError: A file that is none.
-    """
+    """What the options say."""
     from tiered.mount.mount import MountSettings
     from tiered.mount.pulling import PullLimits
     from tiered.mount.server import ServerLimits
@@ -251,11 +247,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
 
 
 def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
-    """Of the file that a broker left.
-
-    Raises:
-        InvalidError: There is no such file, or it is none.
-    """
+    """Of the file that a broker left."""
     path = options.consumer_offsets
     if path is None:
         return {}
@@ -279,11 +271,7 @@ def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
 
 
 def tls_context(options: MountOptions) -> ssl.SSLContext | None:
-    """For connections of clients.
-
-    Raises:
-        InvalidError: The certificate or its key cannot be used.
-    """
+    """For connections of clients."""
     certificate, key = options.tls_cert, options.tls_key
     if certificate is None:
         return None

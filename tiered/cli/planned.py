@@ -78,12 +78,8 @@ def open_workplace(
     """The one broker's tier that is meant, or its timers.
 
     Args:
-        give_up_s: How long a store may refuse.
         signs: See ``find_places``; None: the usual ones.
         timers: Its timers, which lie apart, are meant.
-
-    Raises:
-        InvalidError: There is none, or there are several.
     """
     from tiered.api.broker_place import SIGNS, choose_place
     from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
@@ -101,11 +97,7 @@ def open_workplace(
 def get_plan(
     options: PlanOptions, what: str, at: Workplace | JobContext, make: Callable[[], PlanDocument]
 ) -> PlanDocument:
-    """The plan of the file that is to be applied, or a new one; saved if that is asked for.
-
-    Raises:
-        InvalidError: The options contradict each other, or the file cannot be used.
-    """
+    """The plan of the file that is to be applied, or a new one; saved if that is asked for."""
     from tiered.upkeep.workplace import load_plan, save_plan
 
     apply, save = options.apply, options.plan
@@ -120,11 +112,7 @@ def get_plan(
 
 
 def typed_plan(
-    options: PlanOptions,
-    kind: type[AnyPlan],
-    what: str,
-    at: Workplace,
-    make: Callable[[], AnyPlan],
+    options: PlanOptions, kind: type[AnyPlan], what: str, at: Workplace, make: Callable[[], AnyPlan]
 ) -> AnyPlan:
     """As ``get_plan``, of a kind of plan."""
     document = get_plan(options, what, at, lambda: make().document())
@@ -132,11 +120,7 @@ def typed_plan(
 
 
 def require_within(limit: int, count: int) -> None:
-    """Refuse a plan that gives up more objects than one run may.
-
-    Raises:
-        InvalidError: It does.
-    """
+    """Refuse a plan that gives up more objects than one run may."""
     if count > limit:
         raise InvalidError(
             f"this plan has {count} objects, and --max-deletions is {limit}",
@@ -274,11 +258,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
     document = {**plan.document(), "erased": erased, "applied": applied, "old_versions": old}
     has_work = bool(plan.steps or plan.erasures or old["versions"])
     show_result(
-        call,
-        document,
-        rows="deletions",
-        columns=["kind", "size_bytes", "key"],
-        lines=_gc_lines,
+        call, document, rows="deletions", columns=["kind", "size_bytes", "key"], lines=_gc_lines
     )
     if erased is not None and erased["stays"]:
         return NEEDS_A_PERSON
@@ -295,7 +275,6 @@ def versions_kept(
 
     Raises:
         BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
-        ConfigurationError: With ``looks``: a library is missing.
     """
     from backends.errors import BackendError, ConfigurationError
     from backends.s3_versions import open_versions
@@ -561,11 +540,7 @@ def run_delete(call: Call, options: DeleteTopicOptions) -> int:
 
 
 def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
-    """What the options say of a topic: its time to live in milliseconds, or None.
-
-    Raises:
-        InvalidError: They do not name any time to live.
-    """
+    """What the options say of a topic: its time to live in milliseconds, or None."""
     rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
     if default is None and not (rules or options.store) and options.apply in {None, "-"}:
         raise InvalidError(
@@ -728,11 +703,7 @@ def run_truncate(call: Call, options: TruncateOptions) -> int:
 
 
 def _asked(call: Call, options: TruncateOptions) -> tuple[MessageQueue, int] | None:
-    """Which queue is to end, and where; None: as the plan of a file says.
-
-    Raises:
-        InvalidError: Nobody says it.
-    """
+    """Which queue is to end, and where; None: as the plan of a file says."""
     from tiered.model import MessageQueue
 
     if options.queue is not None and options.to is not None:

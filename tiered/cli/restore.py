@@ -153,11 +153,7 @@ def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
 
 
 def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
-    """Refuse a disk on which there is not enough room.
-
-    Raises:
-        InvalidError: So it is.
-    """
+    """Refuse a disk on which there is not enough room."""
     from tiered.mount.restore import building
 
     place = building(options.to)

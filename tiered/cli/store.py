@@ -431,9 +431,7 @@ class RefillOptions(StoreDirOptions):
         kinds.Kind("WHERE", str),
     )
     topic: tuple[str, ...] = several(
-        "compacted topics of the store to refill",
-        kinds.Kind("TOPIC,...", str),
-        default_text="all",
+        "compacted topics of the store to refill", kinds.Kind("TOPIC,...", str), default_text="all"
     )
 
 

@@ -189,10 +189,7 @@ def run_ls(call: Call, options: TimerLsOptions) -> int:
     found = list(reader.listing(damaged))
     refused = sum(len(refused_in(reader.state, hour)) for hour in reader.state.timers.hours)
     rows = [
-        {
-            **picked(row, "hour_ms", "messages", "due_min_ms", "due_max_ms"),
-            "bytes": row.size_bytes,
-        }
+        {**picked(row, "hour_ms", "messages", "due_min_ms", "due_max_ms"), "bytes": row.size_bytes}
         for row in found
     ]
     cost = {"cost": cost_document(found)} if options.cost else {}
@@ -580,11 +577,7 @@ def _open_target(
 
 
 def name_servers(scheme: str, text: str) -> list[Address]:
-    """Addresses of ``namesrv://HOST:PORT;HOST:PORT``, or with commas.
-
-    Raises:
-        InvalidError: They are none.
-    """
+    """Addresses of ``namesrv://HOST:PORT;HOST:PORT``, or with commas."""
     why = "timers are handed over to a store directory, or to brokers"
     if scheme == "namesrv":
         try:

@@ -381,12 +381,7 @@ def _result(document: dict[str, Any]) -> str:
 
 def run_index(call: Call, options: RebuildOptions) -> int:
     """Plan, and apply if told to."""
-    from tiered.upkeep.rebuild import (
-        INDEX_WHAT,
-        IndexPlan,
-        apply_rebuild_index,
-        plan_rebuild_index,
-    )
+    from tiered.upkeep.rebuild import INDEX_WHAT, IndexPlan, apply_rebuild_index, plan_rebuild_index
 
     applied = None
     at = open_workplace(call, options.url, give_up_s=options.give_up_s)
