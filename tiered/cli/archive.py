@@ -81,6 +81,15 @@ class SparkOptions:
         separator="\n",
     )
 
+    def session(self, call: Call, *, is_lean: bool = False) -> Any:  # noqa: ANN401 (pyspark has no types)
+        """Of Spark as the options say; it ends with the command."""
+        from tiered.spark.driver import open_session
+
+        conf = dict(text.split("=", 1) for text in self.spark_conf)
+        session: Any = open_session(self.master, conf, is_lean=is_lean)
+        call.opened.callback(session.stop)
+        return session
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOptions(PlanOptions, SparkOptions):
@@ -402,13 +411,11 @@ def _engine(call: Call, options: ArchiveOptions, at: JobContext, watch: JobProgr
     if options.engine == "local":
         return local_engine(at.context, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
-    from tiered.spark.driver import SparkOrder, open_session, spark_engine
+    from tiered.spark.driver import SparkOrder, spark_engine
 
     @functools.cache
     def opened() -> Engine:
-        conf = dict(text.split("=", 1) for text in options.spark_conf)
-        session = open_session(options.master, conf, is_lean=True)
-        call.opened.callback(session.stop)
+        session = options.session(call, is_lean=True)
         watch.ahead = spark_ahead(session)
         order = SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
         return spark_engine(session, order)
