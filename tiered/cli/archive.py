@@ -872,8 +872,7 @@ def _head(at: JobContext, plan: Plan) -> dict[str, Any]:
     return {
         "format": 1,
         "archive": at.archive.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
+        **picked(at.place, "cluster", "broker"),
         "planned": len(plan.tasks),
         "planned_bytes": plan.size_bytes,
         "archived_before": plan.archived_segments,

@@ -10,6 +10,7 @@ from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
 from tiered.cli.frame import command
 from tiered.cli.options import flag, option, several
+from tiered.cli.output import picked
 from tiered.cli.planned import (
     Document,
     PlanOptions,
@@ -176,8 +177,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
     document = {
         "format": 1,
         "what": "latest",
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
+        **picked(at.place, "cluster", "broker"),
         "archive": url,
         "topics": rows,
         "applied": True if options.apply else None,

@@ -13,7 +13,7 @@ from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, several, taken
-from tiered.cli.output import show
+from tiered.cli.output import picked, show
 from tiered.cli.serve import ServingOptions, announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, topic_filter, unmatched
@@ -324,8 +324,7 @@ def summary(mount: Mount, seconds: float) -> dict[str, Any]:
     return {
         "format": 1,
         "url": mount.store.opened.meter.url,
-        "cluster": mount.store.opened.place.cluster,
-        "broker": mount.store.opened.place.broker,
+        **picked(mount.store.opened.place, "cluster", "broker"),
         "name": mount.name,
         "address": mount.address,
         "is_drained": mount.is_drained,

@@ -119,8 +119,7 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
     ]
     return {
         "format": 1,
-        "cluster": made.place.cluster,
-        "broker": made.place.broker,
+        **picked(made.place, "cluster", "broker"),
         "near_ms": near_ms,
         **asdict(made.total),
         **picked(made, "due_from_ms", "bundles", "entries"),
@@ -410,8 +409,7 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
     found = cancel(at, msg_id)
     document = {
         "format": 1,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
+        **picked(at.place, "cluster", "broker"),
         "msg_id": msg_id,
         "cancelled": found,
     }
@@ -493,8 +491,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
             return DONE  # it waited for another run's lease: nothing was in hand
     document = {
         "format": 1,
-        "cluster": made.place.cluster,
-        "broker": made.place.broker,
+        **picked(made.place, "cluster", "broker"),
         **asdict(made.counters),
         **picked(made, "run", "refused", "missing", "delivered", "waiting"),
         "next_hand_over_ms": made.next_ms,

@@ -189,8 +189,7 @@ def report_document(
     return {
         "format": 1,
         "url": url,
-        "cluster": place.cluster,
-        "broker": place.broker,
+        **picked(place, "cluster", "broker"),
         "is_clean": report.is_clean,
         "is_deep": is_deep,
         "problem_count": sum(report.problem_counts.values()),
