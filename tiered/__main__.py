@@ -37,11 +37,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:
-    """Run a command line.
-
-    Returns:
-        The exit code.
-    """
+    """Run a command line."""
     from tiered.cli.call import Surroundings  # noqa: PLC0415 (start-up loads only what is needed)
     from tiered.cli.exits import ending  # noqa: PLC0415
     from tiered.cli.frame import invoke  # noqa: PLC0415

@@ -28,11 +28,7 @@ class Address(NamedTuple):
 
 
 def address(text: str) -> Address:
-    """``HOST:PORT``, ``[IPv6]:PORT`` or ``:PORT``.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """``HOST:PORT``, ``[IPv6]:PORT`` or ``:PORT``."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < PORT_END):
         raise ValueError(f"{text!r} is not a HOST:PORT")
@@ -65,11 +61,7 @@ class Addresses(tuple[Address, ...]):
 
 
 def addresses(text: str) -> Addresses:
-    """``HOST:PORT;...``, each with a host and a port, one at least. Commas do as well: a shell leaves them alone.
-
-    Raises:
-        ValueError: One of them is none, or there is none.
-    """
+    """``HOST:PORT;...``, each with a host and a port, one at least. Commas do as well: a shell leaves them alone."""
     found = Addresses(address(one.strip()) for one in re.split("[;,]", text) if one.strip())
     if not found or not all(one.host and one.port for one in found):
         raise ValueError(f"{text!r} is not a HOST:PORT;...")
@@ -81,10 +73,6 @@ def listening(place: Address, option: str) -> list[socket.socket]:
 
     Args:
         place: Where; port 0: any free one, the same for all.
-        option: Of the command line, for the message.
-
-    Raises:
-        InvalidError: It cannot be listened at.
     """
     try:
         return _bound(place)

@@ -20,11 +20,7 @@ _left = int(_TIMES or 1)
 
 
 def reached(point: str) -> None:
-    """Say that a named moment has come. From any thread.
-
-    Args:
-        point: Its name, a literal, listed in docs/durability.md.
-    """
+    """Say that a named moment has come. From any thread."""
     if _WANTED and point == _WANTED:
         _count_down()
 

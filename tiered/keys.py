@@ -290,13 +290,7 @@ def bundle_key(prefix: str, level: int, time_ms: int, made: ObjectId) -> str:
 
 
 def topic_bundle_key(
-    prefix: str,
-    topic: str,
-    level: int,
-    time_ms: int,
-    made: ObjectId,
-    *,
-    escapes_case: bool = False,
+    prefix: str, topic: str, level: int, time_ms: int, made: ObjectId, *, escapes_case: bool = False
 ) -> str:
     """Key of a bundle of one topic's queues that is begun at ``time_ms``."""
     name = escape_name(topic, escapes_case=escapes_case)

@@ -45,10 +45,7 @@ _G, _C = MetricType.GAUGE, MetricType.COUNTER
 METRICS: tuple[Metric, ...] = (
     Metric("tiered_up", _G, "1 while messages are tiered, 0 when this process has given up."),
     Metric(
-        "tiered_lag_messages",
-        _G,
-        "Messages committed locally and not yet in the tier.",
-        ("topic",),
+        "tiered_lag_messages", _G, "Messages committed locally and not yet in the tier.", ("topic",)
     ),
     Metric("tiered_lag_bytes", _G, "Bytes of their records.", ("topic",)),
     Metric(
@@ -66,11 +63,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("tiered_waiting_bytes", _G, "Their bytes, as far as known."),
     Metric("tiered_committed_messages_total", _C, "Queue offsets made durable, holes included."),
     Metric("tiered_committed_bytes_total", _C, "Bytes of records made durable."),
-    Metric(
-        "tiered_parts_total",
-        _C,
-        "Parts committed: what one round took of one queue.",
-    ),
+    Metric("tiered_parts_total", _C, "Parts committed: what one round took of one queue."),
     Metric("tiered_bundles_total", _C, "Bundles that they lie in, each one object."),
     Metric("tiered_rounds_total", _C, "Journal entries that made parts durable."),
     Metric(
@@ -132,9 +125,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_compensated_total", _C, "Batches that compensation read from the local store."),
     Metric(
-        "tiered_sealed_segments_total",
-        _C,
-        "Open segments that were rolled on request (`--seal`).",
+        "tiered_sealed_segments_total", _C, "Open segments that were rolled on request (`--seal`)."
     ),
     Metric("tiered_compaction_passes_total", _C, "Passes of `attach --compact` over queues."),
     Metric(
@@ -388,9 +379,7 @@ TIMER_METRICS: tuple[Metric, ...] = (
         "Messages that are held back, since their block is damaged. Above 0 a person should repair the timers' objects.",
     ),
     Metric(
-        "tiered_timer_dropped_messages_total",
-        _C,
-        "Delete marks, and messages that were cancelled.",
+        "tiered_timer_dropped_messages_total", _C, "Delete marks, and messages that were cancelled."
     ),
     Metric("tiered_timer_retries_total", _C, "Batches that had to be given again."),
     Metric(

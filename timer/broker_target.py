@@ -238,8 +238,6 @@ class BrokerTarget:
         """Find the brokers.
 
         Args:
-            source: Name of the broker from which the timers were taken.
-            seed: See ``outgoing``.
             is_ours: Whether no other run can have begun; asked before each ``_CHUNK`` of sends, so that a run that was
                 paused in the middle of a batch sends no more than that when it wakes.
         """
@@ -353,10 +351,7 @@ class BrokerTarget:
         return why
 
     def _send_to(
-        self,
-        broker: WritableBroker,
-        timers: Sequence[Outgoing],
-        missed: dict[str, list[Outgoing]],
+        self, broker: WritableBroker, timers: Sequence[Outgoing], missed: dict[str, list[Outgoing]]
     ) -> str:
         why = self._producer.greet(broker.address)
         if why:

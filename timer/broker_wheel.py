@@ -99,11 +99,7 @@ def leave_wheel(
 def plan_wheel(
     waiting: PendingMessages, last: tuple[int, int], second: int, now_ms: int
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-    """Units of the log, and slots of the wheel that name them by number. Pure.
-
-    Args:
-        last: See ``leave_wheel``.
-    """
+    """Units of the log, and slots of the wheel that name them by number. Pure."""
     late_s, now_s = np.maximum(waiting.dues // 1000, second), now_ms // 1000
     is_far = late_s - now_s >= ROLL_S
     left = np.where(late_s - now_s - ROLL_S < ROLL_S // 3, ROLL_S // 2, ROLL_S)

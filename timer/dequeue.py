@@ -28,14 +28,7 @@ from tiered.log.ranges import Ranges, clipped, is_in, joined, ranges_at, without
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.timers import HOUR_MS, TimerHour, hour_queue
 from tiered.model import QueueOffset
-from timer.records import (
-    MARK,
-    may_be_rolled,
-    names_of,
-    raw_properties,
-    read_rows,
-    rolled_columns,
-)
+from timer.records import MARK, may_be_rolled, names_of, raw_properties, read_rows, rolled_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -234,7 +227,6 @@ class TimerReader:
         """Read the items ``[low, high)`` of an hour, but those that are held back.
 
         Args:
-            hour: Since 1970.
             high: One past the last.
             state: What the journal says, by who follows it himself; None: as of the last ``refresh``.
 
@@ -316,9 +308,6 @@ class TimerReader:
         """The hours that have something to hand over, in order.
 
         Read is only what the journal cannot count: hours with delete marks, and with a sweep under way.
-
-        Args:
-            damaged: See ``read_hours``.
         """
         return read_hours(self.state.timers.hours, self._rows, damaged)
 
@@ -390,7 +379,6 @@ def read_hours(
     """What is read of some hours, in order of time. One that is damaged holds up none of the others.
 
     Args:
-        hours: In any order.
         read: Reads one. What it has given before it finds damage stands.
         damaged: Gets the hours that are damaged, and why; None: the first of them ends it.
 
@@ -528,11 +516,7 @@ class _Marks:
 
 
 def _drop_rolled(items: DueItems, held: Ranges | None) -> None:
-    """Of each rolled message keep the records that were rolled least; of one that was given in another record, none.
-
-    Args:
-        held: All else than these queue offsets has been given before; None: nothing has.
-    """
+    """Of each rolled message keep the records that were rolled least; of one that was given in another record, none."""
     hashes, rolls = np.zeros(len(items), np.uint64), np.zeros(len(items), np.int64)
     for low in range(0, len(items), _AT_ONCE):
         some = slice(low, low + _AT_ONCE)

@@ -218,11 +218,7 @@ class HandOver:
                 return
 
     def refresh(self) -> None:
-        """Look at the journal.
-
-        Raises:
-            FencedError: Another run has begun.
-        """
+        """Look at the journal."""
         self.journal.catch_up()
         self._check(self.journal.state)
         if self.journal.number != self._looked:

@@ -211,7 +211,6 @@ class TimerWriter:
         """Wire it.
 
         Args:
-            journal: Of the timers, with our epoch taken.
             put: Uploads commits as one bundle, in this order; raises ``BackendError``.
             bundle_bytes: A bundle has about so many bytes of records.
         """

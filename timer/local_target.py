@@ -49,14 +49,7 @@ from timer.broker_wheel import PendingMessages, leave_wheel
 from timer.dequeue import DueBlock
 from timer.enqueue import Enqueue
 from timer.progress import WheelState, delivered_since, delivered_so_far, noted, opened
-from timer.records import (
-    MARK,
-    asked_times,
-    changed_properties,
-    names_of,
-    number_of,
-    raw_properties,
-)
+from timer.records import MARK, asked_times, changed_properties, names_of, number_of, raw_properties
 
 if TYPE_CHECKING:
     import random
@@ -123,7 +116,6 @@ class LocalTarget:
 
         Args:
             cluster: Its name, where the store does not say.
-            rng: For the store's mark, and unique ids.
             stop: Set when nothing is to be waited for any more; see ``stopping``.
 
         Raises:

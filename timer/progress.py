@@ -113,11 +113,7 @@ def _lacks_notes(progress: TimerProgress, local: LocalStore) -> bool:
 
 
 def delivered_so_far(directory: str) -> Callable[[MessageQueue], ImportProgress]:
-    """How far who delivers from a store is with each of its queues, as noted.
-
-    Raises:
-        InvalidError: A file may not be read.
-    """
+    """How far who delivers from a store is with each of its queues, as noted."""
     return partial(_progress, WheelState.read(directory), read_timer_progress(directory))
 
 

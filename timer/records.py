@@ -102,11 +102,7 @@ def raw_properties(block: RecordBlock) -> list[bytes]:
 
 
 def changed_properties(raw: bytes, drop: Sequence[bytes], said: Mapping[bytes, bytes]) -> bytes:
-    """Properties without some, and with others said anew; the rest, and the order, stay.
-
-    Args:
-        drop: Names.
-    """
+    """Properties without some, and with others said anew; the rest, and the order, stay."""
     if raw.endswith(b"\x02") and not any(name + b"\x01" in raw for name in drop):
         more = b""
         for name, value in said.items():
@@ -186,9 +182,6 @@ def asked_times(block: RecordBlock, dues: Longs) -> Longs:
 
     A broker's wheel notes the last whole second before the time that was asked for; a coarser one (``timerPrecisionMs``) an
     earlier moment. Then the message tells: by its own time, or by how long after its being stored.
-
-    Args:
-        dues: int64[n], as noted.
     """
     said = PropertyColumns.of(block)
     asked, low = said.numbers(_ASKED, -1), dues + SECOND_MS

@@ -57,11 +57,7 @@ COLUMNS: Final = (
 
 @cache
 def load_pyarrow() -> Any:  # noqa: ANN401 (it has no types)
-    """The module.
-
-    Raises:
-        InvalidError: It is not installed.
-    """
+    """The module."""
     try:
         importlib.import_module("pyarrow.compute")
         return importlib.import_module("pyarrow")
@@ -87,11 +83,7 @@ def load_library(name: str, needs: str, extra: str) -> Any:  # noqa: ANN401 (a f
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """The schema of some columns, in their order (default: all).
-
-    Raises:
-        InvalidError: There is no such column, or one comes twice, or pyarrow is not installed.
-    """
+    """The schema of some columns, in their order (default: all)."""
     arrow = load_pyarrow()
     time = arrow.timestamp("ms", "UTC")
     types = dict.fromkeys(COLUMNS, arrow.int64())
@@ -120,7 +112,6 @@ class ArrowMaker:
         """Choose the columns; see ``schema``.
 
         Args:
-            columns: Names.
             properties: Properties that become columns of their names behind them; null where a message has none.
         """
         self._arrow = load_pyarrow()
@@ -135,7 +126,6 @@ class ArrowMaker:
         """The messages of a batch, holes left out.
 
         Args:
-            batch: Records of a tier.
             numbers: Only these items, ascending.
 
         Raises:
@@ -352,7 +342,6 @@ class Pairs:
         """As ``tiered.format.properties.parse_properties`` does; None where that has to be asked itself.
 
         Args:
-            arrow: pyarrow.
             raw: Binary array, without nulls: the properties of each message as stored.
         """
         try:

@@ -56,10 +56,6 @@ def require_fitting(url: str, place: Place) -> None:
 
     Asked before anything is written: the first key that is too long would come with the first long topic, much later.
 
-    Args:
-        url: Of the tier, as its opened store tells it.
-        place: Below it.
-
     Raises:
         InvalidError: The path of the URL and the names of cluster and broker are too long together.
     """
@@ -85,7 +81,6 @@ def find_places(store: ObjectStore, signs: Sequence[str] = SIGNS) -> list[Place]
     """All brokers under the URL, by skipping from one to the next (two requests a broker, one at the end).
 
     Args:
-        store: The tier's.
         signs: A broker has its data where there is an object below one of these; the first is looked for first.
     """
     found: list[Place] = []
@@ -144,19 +139,9 @@ def _place_of(key: str) -> Place | None:
 
 
 def choose_place(
-    store: ObjectStore,
-    cluster: str | None,
-    broker: str | None,
-    *,
-    signs: Sequence[str] = SIGNS,
+    store: ObjectStore, cluster: str | None, broker: str | None, *, signs: Sequence[str] = SIGNS
 ) -> Place:
     """The only broker there that fits the names given; its journal may be lost.
-
-    Args:
-        store: The tier's.
-        cluster: Its name; None: any.
-        broker: Likewise.
-        signs: See ``find_places``.
 
     Raises:
         InvalidError: There is none, or more than one.
@@ -201,14 +186,10 @@ def require_conditional_writes(
     """Refuse an object store on which two writers could not be kept apart; what the store can do.
 
     Args:
-        store: Which.
-        rng: For the names of the objects that it is tried with.
-        where: The store, for people.
         below: Prefix of these objects, for who may write only there.
 
     Raises:
         InvalidError: It does not write conditionally.
-        BackendError: It does not answer, or refuses us.
     """
     found = probe(store, f"{rng.getrandbits(64):016x}", below=below)
     require_able(found, where)
@@ -216,11 +197,7 @@ def require_conditional_writes(
 
 
 def require_able(able: Capabilities, where: str) -> None:
-    """Refuse a store that cannot write conditionally, by what it says of itself or was found out about it.
-
-    Raises:
-        InvalidError: So it is.
-    """
+    """Refuse a store that cannot write conditionally, by what it says of itself or was found out about it."""
     if not (able.put_if_absent and able.compare_and_set):
         raise InvalidError(
             "this store does not write conditionally, so two writers could not be kept apart",
@@ -245,10 +222,6 @@ def require_same_store(known: Mapping[str, Any], mine: Mapping[str, Any], where:
     Args:
         known: What the tier remembers; empty when it is new.
         mine: What the local store is.
-        where: The tier, for people.
-
-    Raises:
-        InvalidError: They are not the same.
     """
     known = {
         "cluster": "",

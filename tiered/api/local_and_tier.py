@@ -69,12 +69,7 @@ class OpenMessageStore(TieredMessageStore):
         return self.opened.state.queues
 
     def handover(self) -> Handover | None:
-        """What the broker knew when it was decommissioned; None: it was not.
-
-        Raises:
-            DataError: It is damaged.
-            BackendError: It cannot be read.
-        """
+        """What the broker knew when it was decommissioned; None: it was not."""
         opened = self.opened
         return read_handover(opened.store, opened.place.prefix, opened.state.store)
 
@@ -118,15 +113,9 @@ def open_message_store(
 
     Args:
         directory: The broker's ``storePathRootDir``, only read; None: there is none on this machine.
-        url: Of the tier.
         policy: When the tier is read; default: as ``settings`` say, else ``NOT_IN_DISK``. A request may name another.
         cluster: Name of the cluster; needed only when several brokers have their data there.
-        broker: Name of the broker; likewise. Default: as the store directory says.
-        options: Endpoint, region and the like; default: from the environment.
-        settings: Limits of requests.
-        fetch: Limits of reading the tier.
         refresh_s: How often journal and store are looked at.
-        clock: For tests.
 
     Raises:
         InvalidError: No such tier, or several; no store directory, or that of another broker.
@@ -192,11 +181,7 @@ class _Upkeep:
     """Looks at the journal and at the store now and then, in a thread of its own."""
 
     def __init__(
-        self,
-        tier: OpenTier,
-        local: RocketMQStore | None,
-        clock: Clock,
-        seconds: float,
+        self, tier: OpenTier, local: RocketMQStore | None, clock: Clock, seconds: float
     ) -> None:
         self._tier = tier
         self._local = local
@@ -246,30 +231,19 @@ class TierKeys:
     """Looks keys up in one tier, each until its deadline. For any thread."""
 
     def __init__(self, lookup: Callable[[Wish], Lookup], clock: Clock, where: str) -> None:
-        """Ask nothing yet.
-
-        Args:
-            lookup: Looks in the tier (``OpenTier.lookup``).
-            clock: For deadlines.
-            where: The tier, for messages.
-        """
+        """Ask nothing yet."""
         self._lookup = lookup
         self._clock = clock
         self._where = where
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "tiered-lookup")
 
     def find(
-        self,
-        wanted: KeyQuery,
-        deadline_s: float,
-        tier_end: Callable[[MessageQueue], int],
+        self, wanted: KeyQuery, deadline_s: float, tier_end: Callable[[MessageQueue], int]
     ) -> KeyAnswer:
         """Messages by key in the tier. What is not indexed yet is scanned, up to 256 MiB.
 
         Raises:
             StoreUnavailableError: Not before the deadline; what was begun ends by itself.
-            BackendError: The tier cannot be read.
-            ClosedError: After ``close``.
         """
         del tier_end
         wish = Wish(
@@ -296,8 +270,6 @@ class LocalKeys:
         """Ask nothing yet.
 
         Args:
-            store: The broker's.
-            clock: For deadlines.
             scan_bytes_max: How much one lookup reads, about; behind that the answer is not complete.
         """
         self._store = store
@@ -305,10 +277,7 @@ class LocalKeys:
         self._scan_bytes_max = scan_bytes_max
 
     def find(
-        self,
-        wanted: KeyQuery,
-        deadline_s: float,
-        tier_end: Callable[[MessageQueue], int],
+        self, wanted: KeyQuery, deadline_s: float, tier_end: Callable[[MessageQueue], int]
     ) -> KeyAnswer:
         """Messages by key of what the tier does not have yet, by looking at it."""
         hits: list[KeyHit] = []

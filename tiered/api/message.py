@@ -64,20 +64,7 @@ class Message:
         record: Record | None = None,
         stored: Record | None = None,
     ) -> None:
-        """Point at a record.
-
-        Args:
-            queue: Whose.
-            queue_offset: Ordinal in the queue.
-            store_timestamp_ms: UTC.
-            size: Bytes of the record.
-            tag_code: Of its item.
-            log_offset: Of the record.
-            data: Holds the record.
-            position: Of the record in ``data``.
-            record: The message, where it is decoded already (inner batches).
-            stored: The record that holds it; likewise.
-        """
+        """Point at a record."""
         self.topic = queue.topic
         self.queue_id = queue.queue_id  # likewise
         self.queue_offset = queue_offset  # ordinal in the queue
@@ -96,11 +83,7 @@ class Message:
 
     @property
     def record(self) -> Record:
-        """All fields as stored.
-
-        Raises:
-            DataError: The record is damaged.
-        """
+        """All fields as stored."""
         if self._record is None:
             try:
                 self._record = decode_record(self._data, self._position, check_crc=False)
@@ -216,7 +199,6 @@ def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) 
     """The messages of a batch in order, holes left out.
 
     Args:
-        batch: Records of a tier.
         numbers: Only these items, ascending.
 
     Raises:

@@ -75,12 +75,6 @@ class OpenTier:
         """Start nothing yet.
 
         Args:
-            store: With retries; it becomes the tier's own.
-            meter: Counts the requests.
-            place: Which broker.
-            clock: For deadlines and waiting.
-            settings: Limits of reading.
-            stop: Ends the store's retries.
             is_sequential: Queues will be read once, one after the other, in large batches.
         """
         self.store = store  # where it lies, with retries
@@ -138,11 +132,7 @@ class OpenTier:
 
     @property
     def fetcher(self) -> TieredMessageFetcher:
-        """The fetcher, made if there is none yet.
-
-        Raises:
-            ClosedError: After ``close``.
-        """
+        """The fetcher, made if there is none yet."""
         self.require_same_process()
         # Made under the lock: of two, one would be lost with its threads running.
         with self._lock:
@@ -164,11 +154,7 @@ class OpenTier:
         return os.getpid() != self._pid
 
     def require_same_process(self) -> None:
-        """Refuse to work in a process that was forked off the one that opened the tier; asked before any lock is taken.
-
-        Raises:
-            InvalidError: This is such a process.
-        """
+        """Refuse to work in a process that was forked off the one that opened the tier; asked before any lock is taken."""
         if self.is_forked:
             raise InvalidError(FORKED, where=self.store.url, do=OPEN_ANEW)
 
@@ -268,12 +254,7 @@ class OpenTier:
     # Messages, by key
 
     def lookup(self, wish: Wish) -> Lookup:
-        """Look a key up in what was seen of the journal; damage is named in what is returned.
-
-        Raises:
-            BackendError: The store does not answer.
-            ClosedError: After ``close``.
-        """
+        """Look a key up in what was seen of the journal; damage is named in what is returned."""
         self.require_same_process()
         with self._lock:
             self._require_open()

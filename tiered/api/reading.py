@@ -41,31 +41,19 @@ class Span:
 
 
 def require_positive(name: str, value: float) -> None:
-    """Refuse a limit that lets nothing through.
-
-    Raises:
-        InvalidError: It is not above 0.
-    """
+    """Refuse a limit that lets nothing through."""
     if not value > 0:
         raise InvalidError(f"{name} is {value}", do="make it more than 0")
 
 
 def require_offset(offset: int | None, cursor: QueueCursor) -> None:
-    """Refuse an offset that no queue has.
-
-    Raises:
-        InvalidError: It is below 0.
-    """
+    """Refuse an offset that no queue has."""
     if offset is not None and offset < 0:
         raise InvalidError(f"a queue offset below zero: {offset}", where=str(cursor.queue))
 
 
 def plan_span(cursor: QueueCursor, start: int, stop: int | None) -> Span:
-    """What a read goes through: bounds are cut to what there is when the cursor is made.
-
-    Raises:
-        InvalidError: A bound below zero.
-    """
+    """What a read goes through: bounds are cut to what there is when the cursor is made."""
     require_offset(start, cursor)
     require_offset(stop, cursor)
     end = cursor.end if stop is None else min(stop, cursor.end)
@@ -77,7 +65,6 @@ def read_span(tier: OpenTier, span: Span, *, batch_bytes: int) -> Iterator[TierB
 
     Raises:
         ExpiredError: Messages of it have expired meanwhile.
-        DataError: Bytes are damaged.
         StoreUnavailableError: The store does not answer. The iterator is over; a new one may go on behind the last batch.
     """
     with tier.group() as group:
@@ -134,13 +121,8 @@ def read_spans(
     """Everything in several spans, each in order, some at once; what lies side by side is asked for together.
 
     Args:
-        tier: Reads.
         spans: Of queues that are all different.
-        batch_bytes: Of a batch, at most.
         at_once: How many are read at once (> 0).
-
-    Raises:
-        TieredStoreError: As ``read_span``.
     """
     with tier.group() as group:
         tier.expect(group, [(span.cursor, span.start, span.stop) for span in spans])
@@ -169,14 +151,8 @@ class QueueFollower:
         """Read nothing yet.
 
         Args:
-            tier: Reads.
             cursor: On the history to begin with; it becomes the follower's.
             start: First queue offset; None: the end.
-            group: Who reads.
-            batch_bytes: Of a batch, at most.
-
-        Raises:
-            InvalidError: A start below zero, or batches of nothing.
         """
         require_offset(start, cursor)
         require_positive("batch_bytes", batch_bytes)
@@ -185,11 +161,7 @@ class QueueFollower:
         self._at = cursor.end if start is None else QueueOffset(max(start, cursor.low))
 
     def step(self) -> TierBatch | None:
-        """The next batch; None: there is no more in what was seen of the journal.
-
-        Raises:
-            TieredStoreError: As ``read_span``.
-        """
+        """The next batch; None: there is no more in what was seen of the journal."""
         cursor = self._cursor
         while True:
             found = self._tier.fetch(
@@ -217,11 +189,7 @@ def follow_queue(
     batch_bytes: int,
     pause_s_max: float,
 ) -> Iterator[TierBatch]:
-    """All that is committed from an offset on (``QueueFollower``), waiting for more until ``stop`` is set.
-
-    Raises:
-        TieredStoreError: As ``read_span``.
-    """
+    """All that is committed from an offset on (``QueueFollower``), waiting for more until ``stop`` is set."""
     pause_s = FOLLOW_S_MIN
     with tier.group() as group:
         follower = QueueFollower(tier, cursor, start, group=group, batch_bytes=batch_bytes)
@@ -256,7 +224,6 @@ def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
 
     Args:
         sources: Each is used by one thread at a time; a new one is begun when another has ended.
-        at_once: How many go on at once (> 0).
 
     Raises:
         Exception: What the first iterator to fail raises; the others are given up.

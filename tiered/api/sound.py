@@ -40,9 +40,6 @@ def read_sound(
     """As ``read_for``, but that damage ends nothing: lost messages are holes of a batch, or in none, and are named.
 
     Args:
-        tier: Reads.
-        span: What.
-        group: Who reads.
         batch_bytes: Of a batch, at most; where something is damaged a section at once.
         lost: What cannot be read is appended to it before what lies behind comes out.
 

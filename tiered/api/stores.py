@@ -72,11 +72,7 @@ def what_to_do(error: BackendError) -> str:
 
 
 def open_metered(url: str, options: S3Options) -> MeteredStore:
-    """The store itself, metered.
-
-    Raises:
-        InvalidError: The URL or an option is wrong.
-    """
+    """The store itself, metered."""
     with backend_errors():
         return MeteredStore(open_store(url, options))
 
@@ -130,15 +126,8 @@ def open_for_reading(
     """Open a store with a meter and retries.
 
     Args:
-        url: Which.
-        options: Endpoint, region and the like.
-        clock: Of the pauses between tries.
-        rng: For their jitter.
         stop: See ``OpenStore``.
         give_up_s: Shortens how long one request is tried.
-
-    Raises:
-        InvalidError: The URL or an option is wrong.
     """
     meter, stop = open_metered(url, options), stop or threading.Event()
     rng = rng or random.SystemRandom()
@@ -304,10 +293,7 @@ def plan_trouble(
     """What is wrong after a failed request; its ``said_s`` is ``now_s`` when the log is to tell of it.
 
     Args:
-        before: What was wrong with requests of this kind.
-        kind: Of request.
         error: With which it failed. One that is an answer like any other (exists, not found) is no trouble.
-        now_s: Monotonic time.
         size: Bytes of the request; 0: it carries nothing.
     """
     reason = error.reason

@@ -52,11 +52,7 @@ class Tier(OpenTier):
         return sorted(q for q in self.state.queues if topic in {None, q.topic})
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """Queue offsets ``[min, end)`` that can be read, as of opening or the last ``refresh``.
-
-        Raises:
-            InvalidError: No such queue.
-        """
+        """Queue offsets ``[min, end)`` that can be read, as of opening or the last ``refresh``."""
         cursor = self.reader.cursor(MessageQueue(topic, queue_id))
         return QueueBounds(cursor.low, cursor.end)
 
@@ -66,8 +62,6 @@ class Tier(OpenTier):
         """First queue offset stored at or after a time, the end when there is none; or ``upper``, as a broker has it.
 
         Args:
-            topic: Of the queue.
-            queue_id: Its number.
             time: UTC milliseconds, or a datetime with a time zone.
             upper: The last one stored at or before the time instead, the first there is when there is none.
 
@@ -96,8 +90,6 @@ class Tier(OpenTier):
         """Messages of one queue in order.
 
         Args:
-            topic: Of the queue.
-            queue_id: Its number.
             start: First queue offset; below the first there is, reading begins with that.
             stop: One past the last; default: the end, as of opening or the last ``refresh``.
             tags: Only messages with one of these tags: ``A||B``.
@@ -131,14 +123,7 @@ class Tier(OpenTier):
         """Messages of one queue in order, as Arrow record batches; see ``read``.
 
         Args:
-            topic: Of the queue.
-            queue_id: Its number.
-            start: First queue offset.
-            stop: One past the last.
             columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``). What is left out costs nothing.
-            tags: Filter.
-            sql: Filter.
-            incarnation: Of an older incarnation.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -176,9 +161,6 @@ class Tier(OpenTier):
         """All messages of a topic: in order within each queue, the queues taking turns.
 
         Args:
-            topic: Whose.
-            tags: Filter.
-            sql: Filter.
             queues_at_once: How many queues are read at once; in memory for each is what one batch holds, and read-ahead.
 
         Raises:
@@ -238,12 +220,8 @@ class Tier(OpenTier):
         in its place is given, so that queue offsets may come again.
 
         Args:
-            topic: Of the queue.
-            queue_id: Its number.
             start: First queue offset; default: the end, so that only what is new comes.
             stop: Ends the iterator once it is set, amid a pause too; default: it never ends.
-            tags: Filter, as of ``read``.
-            sql: Likewise.
             pause_s_max: Longest pause between two looks at the journal (a listing each); pauses double while nothing comes.
 
         Raises:
@@ -287,7 +265,6 @@ class Tier(OpenTier):
         """Messages of a topic that have a key, or this unique id, newest first; iterate over what is returned.
 
         Args:
-            topic: Whose.
             key: One of a message's keys, or its unique id.
             from_time: Stored at or after it.
             until_time: Stored before it.
@@ -347,7 +324,6 @@ def open(  # noqa: A001 (the API's door)
             least 1 MiB (``FetchSettings.of_memory``). What a caller holds is the caller's.
         requests: Requests under way at once, at most; as many threads are started by the first read.
         settings: All limits, in place of these two.
-        clock: For tests.
         is_sequential: Each queue will be read once, one after the other, in large batches: of a folder nothing is then read
             ahead or cached, and no thread started.
 

@@ -97,7 +97,6 @@ def bench_dispatch(
 
     Raises:
         InvalidError: The tier has messages already.
-        TieredStoreError: As ``Attachment``.
     """
     attachment = Attachment.open(directory, url, settings, options=options, clock=clock)
     watch = Stopwatch(clock)

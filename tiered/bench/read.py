@@ -44,11 +44,7 @@ class ReadBench:
 
 
 def bench_read(tier: Tier, queues: list[MessageQueue], bench: ReadBench, clock: Clock) -> Measured:
-    """Read as told, and fetch the same objects plainly, first.
-
-    Raises:
-        InvalidError: There is nothing to read, or no such pattern.
-    """
+    """Read as told, and fetch the same objects plainly, first."""
     load = bench.load
     if load.pattern not in PATTERNS:
         raise InvalidError(

@@ -112,10 +112,7 @@ def _append(
     rounds = max(1, bench.messages // (len(batches) * each))
     count = rounds * len(batches) * each
     ours, theirs, our_cpu_s, their_cpu_s = [], [], 0.0, 0.0
-    with (
-        _made(folder, clock) as store,
-        plain.open("wb", buffering=0) as file,
-    ):
+    with _made(folder, clock) as store, plain.open("wb", buffering=0) as file:
         for _ in range(rounds):
             begin, watch = store.log_end, Stopwatch(clock)
             if each == 1:
@@ -171,12 +168,7 @@ def _sync(
                 counts[number] += 1
 
         watch = Stopwatch(clock)
-        _run(
-            [partial(work, number) for number in range(bench.threads)],
-            ends,
-            bench.seconds,
-            clock,
-        )
+        _run([partial(work, number) for number in range(bench.threads)], ends, bench.seconds, clock)
         ours = watch.read()
         size = store.log_end // sum(counts)
     done, data = 0, os.urandom(size)

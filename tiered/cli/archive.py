@@ -81,6 +81,15 @@ class SparkOptions:
         separator="\n",
     )
 
+    def session(self, call: Call, *, is_lean: bool = False) -> Any:  # noqa: ANN401 (pyspark has no types)
+        """Of Spark as the options say; it ends with the command."""
+        from tiered.spark.driver import open_session
+
+        conf = dict(text.split("=", 1) for text in self.spark_conf)
+        session: Any = open_session(self.master, conf, is_lean=is_lean)
+        call.opened.callback(session.stop)
+        return session
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOptions(PlanOptions, SparkOptions):
@@ -288,11 +297,7 @@ def _require_dry(call: Call, options: ArchiveOptions) -> None:
 
 
 def open_context(call: Call, options: ArchiveOptions) -> JobContext:
-    """Tier and archive as the options name them.
-
-    Raises:
-        InvalidError: There is no such tier, or several.
-    """
+    """Tier and archive as the options name them."""
     from tiered.api.broker_place import choose_place
     from tiered.archive.job import JobContext
 
@@ -406,13 +411,11 @@ def _engine(call: Call, options: ArchiveOptions, at: JobContext, watch: JobProgr
     if options.engine == "local":
         return local_engine(at.context, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
-    from tiered.spark.driver import SparkOrder, open_session, spark_engine
+    from tiered.spark.driver import SparkOrder, spark_engine
 
     @functools.cache
     def opened() -> Engine:
-        conf = dict(text.split("=", 1) for text in options.spark_conf)
-        session = open_session(options.master, conf, is_lean=True)
-        call.opened.callback(session.stop)
+        session = options.session(call, is_lean=True)
         watch.ahead = spark_ahead(session)
         order = SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
         return spark_engine(session, order)
@@ -469,11 +472,7 @@ def _verify(call: Call, at: JobContext, engine: Engine) -> int:
 
 
 def read_wishes_of(options: ArchiveOptions) -> BodyWishes:
-    """What the options wish.
-
-    Raises:
-        InvalidError: They make no sense, or name no file.
-    """
+    """What the options wish."""
     from tiered.archive.body_formats import read_wishes
 
     return read_wishes(
@@ -583,10 +582,7 @@ def run_merge(call: Call, options: ArchiveOptions, at: JobContext, engine: Engin
             for one in plan
         ]
         show(
-            call,
-            {"format": 1, "archive": at.archive.url, "merges": rows},
-            rows=rows,
-            columns=_NEW,
+            call, {"format": 1, "archive": at.archive.url, "merges": rows}, rows=rows, columns=_NEW
         )
         return DONE
     with call.progress("merge", f"0 of {counted(len(plan), 'file')}") as progress:
@@ -704,10 +700,7 @@ def run_repair(call: Call, options: ArchiveOptions, at: JobContext, engine: Engi
     log = log_writer(at)
     with call.progress("repair", "looking at the files") as progress:
         plan = get_plan(
-            options,
-            REPAIR,
-            at,
-            lambda: plan_repair(at, log.state, engine, by_bytes=options.verify),
+            options, REPAIR, at, lambda: plan_repair(at, log.state, engine, by_bytes=options.verify)
         )
         applied = None
         has_work = bool(plan["repairs"] or plan["remains"] or plan["derived"])
@@ -879,8 +872,7 @@ def _head(at: JobContext, plan: Plan) -> dict[str, Any]:
     return {
         "format": 1,
         "archive": at.archive.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
+        **picked(at.place, "cluster", "broker"),
         "planned": len(plan.tasks),
         "planned_bytes": plan.size_bytes,
         "archived_before": plan.archived_segments,

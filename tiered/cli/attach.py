@@ -220,11 +220,7 @@ def run(call: Call, options: AttachOptions) -> int:
 
 
 def behave(niceness: int) -> None:
-    """Be a good neighbour of the broker.
-
-    Raises:
-        InvalidError: The niceness is out of range.
-    """
+    """Be a good neighbour of the broker."""
     if niceness > NICENESS_MAX:
         raise InvalidError(f"--nice goes from 0 to {NICENESS_MAX}, not {niceness}")
     step_back(niceness)
@@ -232,11 +228,7 @@ def behave(niceness: int) -> None:
 
 
 def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending:
-    """Run until the end, then drain; the attachment is closed in any case.
-
-    Raises:
-        TieredStoreError: See ``Attachment.run``.
-    """
+    """Run until the end, then drain; the attachment is closed in any case."""
     began_s = call.clock.monotonic_s()
     is_once = options.ends_by_itself
     progress = call.progress(
@@ -310,10 +302,7 @@ def compacting(
 
 
 def observed(
-    call: Call,
-    options: AttachOptions,
-    attachment: Attachment,
-    compaction: CompactionThread | None,
+    call: Call, options: AttachOptions, attachment: Attachment, compaction: CompactionThread | None
 ) -> contextlib.AbstractContextManager[None]:
     """Serves metrics, where that is asked for."""
     from tiered.attach.observe import collect, is_well
@@ -333,11 +322,7 @@ def observed(
 
 
 def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
-    """What the options say.
-
-    Raises:
-        InvalidError: They contradict each other.
-    """
+    """What the options say."""
     from tiered.attach.writer import AttachSettings
     from tiered.dispatch.settings import DispatchSettings
 
@@ -383,11 +368,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
 
 
 def index_settings(options: AttachOptions) -> IndexSettings | None:
-    """Of the key index; None: none is wanted.
-
-    Raises:
-        InvalidError: The work file would lie in the broker's store, or nowhere.
-    """
+    """Of the key index; None: none is wanted."""
     from pathlib import Path
 
     from tiered.attach.settings import IndexSettings
@@ -432,8 +413,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "format": 1,
         "store": options.store,
         "url": attachment.meter.url,
-        "cluster": attachment.place.cluster,
-        "broker": attachment.place.broker,
+        **picked(attachment.place, "cluster", "broker"),
         "named_by": attachment.named_by,
         "epoch": attachment.epoch,
         **picked(result, "is_complete", "quarantined", "missing"),
@@ -518,12 +498,7 @@ _SAID = (
         "queues go",
         "on at an earlier offset: the broker truncated messages",
     ),
-    (
-        "begun_anew",
-        "queue",
-        "queues",
-        "began anew: the broker has nothing of the history any more",
-    ),
+    ("begun_anew", "queue", "queues", "began anew: the broker has nothing of the history any more"),
     (
         "ahead_queues",
         "queue is",
@@ -533,12 +508,7 @@ _SAID = (
     ("torn_bytes", "byte", "bytes", "of a torn tail left"),
     ("foreign_entries", "entry", "entries", "refused: of another queue's record"),
     ("below_min_entries", "entry", "entries", "below the log's minimum left"),
-    (
-        "wrong_tag_codes",
-        "entry",
-        "entries",
-        "with a wrong tag code: that of the record is taken",
-    ),
+    ("wrong_tag_codes", "entry", "entries", "with a wrong tag code: that of the record is taken"),
 )
 
 

@@ -204,11 +204,7 @@ def measure_dispatch(call: Call, options: DispatchOptions) -> int:
     bound_malloc()
     settings = AttachSettings(cluster=call.common.cluster, broker=call.common.broker)
     measured = bench_dispatch(
-        options.store,
-        options.to,
-        settings=settings,
-        options=call.s3_options(),
-        clock=call.clock,
+        options.store, options.to, settings=settings, options=call.s3_options(), clock=call.clock
     )
     show_measured(call, [measured.document()])
     return 0

@@ -131,9 +131,6 @@ class Call:
     ) -> None:
         """Say which globs of topics no topic fits, so that what is misspelled does not do nothing without a word.
 
-        Args:
-            name: Of the option, without its dashes.
-
         Raises:
             InvalidError: The command line names a topic, without a wildcard, that is not there. A file that is written once
                 for many runs may.
@@ -150,11 +147,7 @@ class Call:
 
     @property
     def form(self) -> str:
-        """The form of the result; ``--json`` is short for ``-o json``.
-
-        Raises:
-            InvalidError: Both are given and contradict each other.
-        """
+        """The form of the result; ``--json`` is short for ``-o json``."""
         output = self.common.output
         if not self.common.json:
             return output
@@ -203,11 +196,7 @@ class Call:
     # What a command reads: opened by what the call says, closed when the command ends.
 
     def objects(self, url: str, *, give_up_s: float | None = None) -> ObjectStore:
-        """The object store that a URL names, with retries; ``give_up_s`` shortens how long one request is tried.
-
-        Raises:
-            InvalidError: The URL or an option is wrong.
-        """
+        """The object store that a URL names, with retries; ``give_up_s`` shortens how long one request is tried."""
         return self.both(url, give_up_s=give_up_s)[1]
 
     def both(self, url: str, *, give_up_s: float | None = None) -> tuple[ObjectStore, ObjectStore]:
@@ -223,10 +212,6 @@ class Call:
 
         Args:
             memory_bytes: What it caches and reads ahead at most; default: that of the API.
-            is_sequential: See ``tiered.open``.
-
-        Raises:
-            InvalidError: There is none, or there are several.
         """
         from tiered.api import tier as api
 
@@ -243,11 +228,7 @@ class Call:
         return found
 
     def local(self, directory: str) -> LocalStore:
-        """A local store directory, read-only.
-
-        Raises:
-            InvalidError: It is not one, or of a kind that is not supported.
-        """
+        """A local store directory, read-only."""
         from tiered.local.rocketmq import RocketMQStore
 
         found = RocketMQStore.open(directory, clock=self.clock)

@@ -136,11 +136,7 @@ def bounds_text(bounds: Mapping[int, tuple[int, int]]) -> str:
 
 
 def read_wish(call: Call, options: CatOptions) -> PrintWish:
-    """What the options say.
-
-    Raises:
-        InvalidError: They contradict each other.
-    """
+    """What the options say."""
     if options.follow and options.incarnation is not None:
         raise InvalidError(
             "--follow and --incarnation contradict each other",
@@ -187,11 +183,7 @@ def _form(call: Call, options: CatOptions) -> str:
 
 
 def check_queues(tier: Tier, topic: str, number: int | None) -> None:
-    """Refuse a topic or queue that the tier does not have.
-
-    Raises:
-        InvalidError: It has not.
-    """
+    """Refuse a topic or queue that the tier does not have."""
     known = [queue.queue_id for queue in tier.queues(topic)]
     if not known:
         what = f"the tier has no topic {topic}"
@@ -295,7 +287,6 @@ class Printer:
 
         Raises:
             DataError: A block is damaged; nothing of it is written.
-            ExpiredError: Messages have expired meanwhile.
         """
         from tiered.log.state import Gap
         from tiered.model import QueueOffset
@@ -331,9 +322,6 @@ class Printer:
 
         Args:
             is_truncated: It is an end that the broker truncated, which has the number of the incarnation it was cut from.
-
-        Raises:
-            DataError: See ``print_queue`` (likewise ``ExpiredError``).
         """
         self.places.pop(reader.queue, None)
         self._incarnation = (reader.incarnation.number, is_truncated)
@@ -479,19 +467,10 @@ def queues_ahead(
     """The same readers, in order, with the first records of those that follow on their way.
 
     What that meets, such as damage, is left to whoever reads the queue.
-
-    Args:
-        start: Where the reading of a queue will begin.
     """
 
     def begin(reader: QueueReader, at: QueueOffset) -> None:
-        source.fetch(
-            group,
-            reader.cursor,
-            at,
-            bytes_max=1,
-            count_max=1,
-        )
+        source.fetch(group, reader.cursor, at, bytes_max=1, count_max=1)
 
     starts = [(reader, start(reader)) for reader in readers]
     busy = [(reader, at) for reader, at in starts if at < reader.incarnation.commit_offset]

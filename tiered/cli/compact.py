@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
 from tiered.cli.frame import command
 from tiered.cli.options import flag, option, several
+from tiered.cli.output import picked
 from tiered.cli.planned import (
     Document,
     PlanOptions,
@@ -19,7 +19,6 @@ from tiered.cli.planned import (
     show_result,
     typed_plan,
 )
-from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_count, format_size
 from tiered.errors import DataError, InvalidError
 
@@ -111,20 +110,16 @@ def run(call: Call, options: CompactOptions) -> int:
     """
     if options.archive:
         return _latest(call, options, options.archive)
-    from tiered.api.stores import backend_errors
     from tiered.upkeep.compact import Compactor, CompactPlan
 
     applied = None
-    done = Progressed("reading the journal")
+    at = open_workplace(call, options.url, give_up_s=options.give_up_s)
+    with call.progress("compact", "reading the journal") as progress:
 
-    def told(queue: MessageQueue, at: int, end: int) -> None:
-        nonlocal done
-        done = Progressed(f"{queue}, queue offset {format_count(at)} of {format_count(end)}")
+        def told(queue: MessageQueue, at: int, end: int) -> None:
+            progress.tell(f"{queue}, queue offset {format_count(at)} of {format_count(end)}")
 
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, give_up_s=options.give_up_s)
-        stack.enter_context(call.progress("compact", lambda: done))
-        engine = _engine(call, options, at, stack)
+        engine = _engine(call, options, at)
         bundles = 1 if engine is None else SPARK_BUNDLES
         compactor = Compactor(at, settings_of(options), tell=told, engine=engine, bundles=bundles)
         plan = typed_plan(
@@ -158,7 +153,6 @@ def _require_sound(plan: CompactPlan, url: str) -> None:
 
 def _latest(call: Call, options: CompactOptions, url: str) -> int:
     """Bring the tables of newest rows of an archive up to date."""
-    from tiered.api.stores import backend_errors
     from tiered.archive.latest import plan_latest, update_latest
 
     if options.plan or options.apply not in {None, "-"}:
@@ -169,22 +163,20 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
     if options.engine != "local":
         raise InvalidError("--archive is of the local engine", do="leave --engine out")
     rows = []
-    with backend_errors():
-        at = open_workplace(call, options.url, give_up_s=options.give_up_s)
-        _, archive = call.both(url, give_up_s=options.give_up_s)
-        for topic in _topics(call, options, partial(_archived, archive)):
-            plan = plan_latest(archive, at.place, topic, across_queues=options.across_queues)
-            row = plan.document()
-            if options.apply and plan.has_work:
-                made = update_latest(archive, plan, call.clock, at.new_id())
-                files = [key for key, *_ in made.files]
-                row |= {"latest_rows": made.rows, "latest_files": files}
-            rows.append(row)
+    at = open_workplace(call, options.url, give_up_s=options.give_up_s)
+    archive = call.objects(url, give_up_s=options.give_up_s)
+    for topic in _topics(call, options, partial(_archived, archive)):
+        plan = plan_latest(archive, at.place, topic, across_queues=options.across_queues)
+        row = plan.document()
+        if options.apply and plan.has_work:
+            made = update_latest(archive, plan, call.clock, at.new_id())
+            files = [key for key, *_ in made.files]
+            row |= {"latest_rows": made.rows, "latest_files": files}
+        rows.append(row)
     document = {
         "format": 1,
         "what": "latest",
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
+        **picked(at.place, "cluster", "broker"),
         "archive": url,
         "topics": rows,
         "applied": True if options.apply else None,
@@ -212,18 +204,13 @@ def _latest_lines(document: Document) -> Iterator[str]:
         yield "nothing is changed; --apply - does it"
 
 
-def _engine(
-    call: Call, options: CompactOptions, at: Workplace, stack: contextlib.ExitStack
-) -> Engine | None:
+def _engine(call: Call, options: CompactOptions, at: Workplace) -> Engine | None:
     if options.engine == "local":
         return None
-    from tiered.spark.driver import SparkOrder, open_session, spark_engine
+    from tiered.spark.driver import SparkOrder, spark_engine
 
-    conf = dict(text.split("=", 1) for text in options.spark_conf)
-    session = open_session(options.master, conf, is_lean=True)
-    stack.callback(session.stop)
     order = SparkOrder(options.url, at.place.prefix, None, call.s3_options())
-    return spark_engine(session, order)
+    return spark_engine(options.session(call, is_lean=True), order)
 
 
 def settings_of(options: CompactOptions) -> CompactSettings:
@@ -248,11 +235,7 @@ def settings_of(options: CompactOptions) -> CompactSettings:
 def _topics(
     call: Call, options: CompactOptions, there: Callable[[frozenset[str]], set[str]]
 ) -> list[str]:
-    """Topics that are named, or that their store says are of this kind.
-
-    Args:
-        there: Which of the store's there are: one to which nothing was sent yet keeps no other from it.
-    """
+    """Topics that are named, or that their store says are of this kind."""
     named = set(options.topic)
     if options.store:
         from tiered.local.layout import TOPICS_FILE, read_topics

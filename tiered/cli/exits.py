@@ -44,12 +44,7 @@ INTERRUPTED = 130
 
 
 def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[str] = ()) -> int:
-    """Run a command and turn whatever ends it into an exit code, with at most one line on stderr.
-
-    Args:
-        around: Says how errors are shown, once the settings are known.
-        arguments: Of the command line, which say it until then.
-    """
+    """Run a command and turn whatever ends it into an exit code, with at most one line on stderr."""
     try:
         code = body()
         sys.stdout.flush()

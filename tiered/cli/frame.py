@@ -211,7 +211,6 @@ def command(path: str, options: type[T]) -> Callable[[Callable[[Call, T], int]],
 
     Args:
         path: The command's name, for one of a group as ``bench read``; also the section of its settings.
-        options: Dataclass of its arguments and settings.
     """
     settings, arguments = settings_of(options, path), arguments_of(options)
 
@@ -270,11 +269,7 @@ def _run(run: Callable[[Call], int], call: Call) -> int:
 
 
 def make_call(context: click.Context, section: str, own: Sequence[Setting]) -> Call:
-    """Resolve the settings of a call: all, where a file or a variable may name any of them.
-
-    Raises:
-        InvalidError: In the file or the environment.
-    """
+    """Resolve the settings of a call: all, where a file or a variable may name any of them."""
     around = context.find_object(Surroundings)
     assert around is not None
     environment = around.environment
@@ -338,12 +333,6 @@ def invoke(arguments: Sequence[str], surroundings: Surroundings) -> int:
     """Run a command line, or answer a shell that completes one.
 
     Not ``main`` of click, which makes a closed pipe an error.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        click.ClickException: Wrong usage.
     """
     root = program()
     instruction = surroundings.environment.get(COMPLETION_VARIABLE)

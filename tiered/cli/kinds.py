@@ -132,11 +132,7 @@ def compression(text: str) -> str:
 
 
 def compression_of(text: str) -> Compression | None:
-    """How ``zstd``, ``zstd:LEVEL`` or ``none`` compresses; None: not at all.
-
-    Raises:
-        InvalidError: There is no such level.
-    """
+    """How ``zstd``, ``zstd:LEVEL`` or ``none`` compresses; None: not at all."""
     from tiered.dispatch.settings import Compression
 
     _, _, level = text.partition(":")

@@ -13,7 +13,7 @@ from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, several, taken
-from tiered.cli.output import show
+from tiered.cli.output import picked, show
 from tiered.cli.serve import ServingOptions, announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, topic_filter, unmatched
@@ -220,11 +220,7 @@ def observed(
 
 
 def read_settings(call: Call, options: MountOptions) -> MountSettings:
-    """What the options say.
-
-    Raises:
-        InvalidError: A file that is none.
-    """
+    """What the options say."""
     from tiered.mount.mount import MountSettings
     from tiered.mount.pulling import PullLimits
     from tiered.mount.server import ServerLimits
@@ -251,11 +247,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
 
 
 def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
-    """Of the file that a broker left.
-
-    Raises:
-        InvalidError: There is no such file, or it is none.
-    """
+    """Of the file that a broker left."""
     path = options.consumer_offsets
     if path is None:
         return {}
@@ -279,11 +271,7 @@ def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
 
 
 def tls_context(options: MountOptions) -> ssl.SSLContext | None:
-    """For connections of clients.
-
-    Raises:
-        InvalidError: The certificate or its key cannot be used.
-    """
+    """For connections of clients."""
     certificate, key = options.tls_cert, options.tls_key
     if certificate is None:
         return None
@@ -336,8 +324,7 @@ def summary(mount: Mount, seconds: float) -> dict[str, Any]:
     return {
         "format": 1,
         "url": mount.store.opened.meter.url,
-        "cluster": mount.store.opened.place.cluster,
-        "broker": mount.store.opened.place.broker,
+        **picked(mount.store.opened.place, "cluster", "broker"),
         "name": mount.name,
         "address": mount.address,
         "is_drained": mount.is_drained,

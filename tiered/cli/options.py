@@ -340,13 +340,8 @@ def resolve(
     """Which value rules for each setting, by key.
 
     Args:
-        settings: All that may be asked for.
-        file: By key, as ``read_file`` gives it.
         environment: Variables; an empty one is as good as none.
         given: By key, what the command line says, converted already.
-
-    Raises:
-        InvalidError: A value that its setting cannot take.
     """
     chosen: dict[str, SettingInForce] = {}
     for setting in settings:
@@ -370,11 +365,7 @@ def build(
     path: str,
     arguments: Mapping[str, object],
 ) -> T:
-    """A dataclass of what rules.
-
-    Raises:
-        InvalidError: Nobody gave what must be given, or what is given does not go together.
-    """
+    """A dataclass of what rules."""
     values = dict(arguments)
     for setting in settings:
         value = values[setting.field] = chosen[setting.key].value
@@ -410,11 +401,7 @@ def taken(kind: type[T], options: object, **more: object) -> T:
 
 
 def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
-    """The settings of a TOML file by key, not converted yet.
-
-    Raises:
-        InvalidError: It cannot be read, is no TOML, or has a key that no setting has.
-    """
+    """The settings of a TOML file by key, not converted yet."""
     import tomllib
 
     try:

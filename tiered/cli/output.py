@@ -54,7 +54,6 @@ class Output:
         """Write a result that has a document and rows.
 
         Args:
-            document: What ``json`` shows.
             rows: What the other forms show; taken one by one for ``jsonl`` and ``csv``.
         """
         if self.form == "json":

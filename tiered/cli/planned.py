@@ -17,7 +17,7 @@ from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, several
-from tiered.cli.output import Output
+from tiered.cli.output import Table, show
 from tiered.cli.values import (
     counted,
     format_count,
@@ -78,12 +78,8 @@ def open_workplace(
     """The one broker's tier that is meant, or its timers.
 
     Args:
-        give_up_s: How long a store may refuse.
         signs: See ``find_places``; None: the usual ones.
         timers: Its timers, which lie apart, are meant.
-
-    Raises:
-        InvalidError: There is none, or there are several.
     """
     from tiered.api.broker_place import SIGNS, choose_place
     from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
@@ -101,11 +97,7 @@ def open_workplace(
 def get_plan(
     options: PlanOptions, what: str, at: Workplace | JobContext, make: Callable[[], PlanDocument]
 ) -> PlanDocument:
-    """The plan of the file that is to be applied, or a new one; saved if that is asked for.
-
-    Raises:
-        InvalidError: The options contradict each other, or the file cannot be used.
-    """
+    """The plan of the file that is to be applied, or a new one; saved if that is asked for."""
     from tiered.upkeep.workplace import load_plan, save_plan
 
     apply, save = options.apply, options.plan
@@ -120,11 +112,7 @@ def get_plan(
 
 
 def typed_plan(
-    options: PlanOptions,
-    kind: type[AnyPlan],
-    what: str,
-    at: Workplace,
-    make: Callable[[], AnyPlan],
+    options: PlanOptions, kind: type[AnyPlan], what: str, at: Workplace, make: Callable[[], AnyPlan]
 ) -> AnyPlan:
     """As ``get_plan``, of a kind of plan."""
     document = get_plan(options, what, at, lambda: make().document())
@@ -132,11 +120,7 @@ def typed_plan(
 
 
 def require_within(limit: int, count: int) -> None:
-    """Refuse a plan that gives up more objects than one run may.
-
-    Raises:
-        InvalidError: It does.
-    """
+    """Refuse a plan that gives up more objects than one run may."""
     if count > limit:
         raise InvalidError(
             f"this plan has {count} objects, and --max-deletions is {limit}",
@@ -153,18 +137,17 @@ def show_result(
     lines: Callable[[Document], Iterable[str]],
 ) -> None:
     """Print plan and outcome in the form that was asked for."""
-    output = Output(call)
-    if output.form != "table":
-        output.emit(document, document[rows], columns)
-        if output.form != "json":
-            _say_what_rows_do_not(call, document)
-        return
-    output.line(f"{document['cluster']}/{document['broker']}")
-    for line in lines(document):
-        output.line(f"  {line}")
-    if document["applied"] is None and document.get("erased") is None and document[rows]:
-        output.line()
-        output.table(document[rows], columns)
+
+    def for_people() -> Iterator[str | Table]:
+        yield f"{document['cluster']}/{document['broker']}"
+        yield from (f"  {line}" for line in lines(document))
+        if document["applied"] is None and document.get("erased") is None and document[rows]:
+            yield ""
+            yield Table(document[rows], columns)
+
+    show(call, document, rows=document[rows], columns=columns, lines=for_people())
+    if call.form in {"jsonl", "csv"}:
+        _say_what_rows_do_not(call, document)
 
 
 def _say_what_rows_do_not(call: Call, document: Document) -> None:
@@ -223,7 +206,6 @@ def run_gc(call: Call, options: GcOptions) -> int:
         tiered gc s3://bucket/prefix
         tiered gc file:///tmp/tier --erase --apply -
     """
-    from tiered.api.stores import backend_errors
     from tiered.journal.ahead import JournalBytes
     from tiered.upkeep.gc import GcPlan, apply_gc, plan_gc
 
@@ -231,7 +213,6 @@ def run_gc(call: Call, options: GcOptions) -> int:
     applied = erased = None
     at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=options.timers)
     with (
-        backend_errors(),
         call.progress("gc", "listing, and reading the journal") as progress,
         ThreadPoolExecutor(GC_THREADS, "tiered-gc") as executor,
     ):
@@ -274,11 +255,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
     document = {**plan.document(), "erased": erased, "applied": applied, "old_versions": old}
     has_work = bool(plan.steps or plan.erasures or old["versions"])
     show_result(
-        call,
-        document,
-        rows="deletions",
-        columns=["kind", "size_bytes", "key"],
-        lines=_gc_lines,
+        call, document, rows="deletions", columns=["kind", "size_bytes", "key"], lines=_gc_lines
     )
     if erased is not None and erased["stays"]:
         return NEEDS_A_PERSON
@@ -295,7 +272,6 @@ def versions_kept(
 
     Raises:
         BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
-        ConfigurationError: With ``looks``: a library is missing.
     """
     from backends.errors import BackendError, ConfigurationError
     from backends.s3_bucket import open_versions
@@ -469,7 +445,8 @@ class ExpireOptions(GiveUpOptions):
     )
     refused: bool = flag(
         "with --timers: files, too, that hold messages which the target refused (`timer ls --refused` lists these),"
-        " or which are held back for damage"
+        " or which are held back for damage",
+        needs="timers",
     )
     topic_ttl: tuple[kinds.TopicDuration, ...] = several(
         "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
@@ -489,8 +466,6 @@ def run_expire(call: Call, options: ExpireOptions) -> int:
 
     if options.timers:
         return _expire_timers(call, options)
-    if options.refused:
-        raise InvalidError("--refused goes with --timers", where=call.path, do="give both")
     ttl_of = times_to_live(call, options)
     limit = options.max_deletions
     if options.archived != (options.archive is not None):
@@ -561,11 +536,7 @@ def run_delete(call: Call, options: DeleteTopicOptions) -> int:
 
 
 def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
-    """What the options say of a topic: its time to live in milliseconds, or None.
-
-    Raises:
-        InvalidError: They do not name any time to live.
-    """
+    """What the options say of a topic: its time to live in milliseconds, or None."""
     rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
     if default is None and not (rules or options.store) and options.apply in {None, "-"}:
         raise InvalidError(
@@ -614,20 +585,18 @@ def _give_up(
     archive: str | None = None,
     timers: bool = False,
 ) -> int:
-    from tiered.api.stores import backend_errors
     from tiered.upkeep.expire import ExpirePlan, apply_steps
 
     applied = None
-    with backend_errors():
-        at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=timers)
-        proof = _proof(call, at, archive) if archive else None
-        plan = typed_plan(options, ExpirePlan, what, at, lambda: make(at, proof))
-        if plan.topic != topic:
-            raise InvalidError(f"this plan is of the topic {plan.topic}", do="plan again")
-        if options.apply and plan.steps:
-            require_within(options.max_deletions, plan.objects)
-            applied = apply_steps(at, plan, proof)
-        old = versions_kept(call, at, options.url)
+    at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=timers)
+    proof = _proof(call, at, archive) if archive else None
+    plan = typed_plan(options, ExpirePlan, what, at, lambda: make(at, proof))
+    if plan.topic != topic:
+        raise InvalidError(f"this plan is of the topic {plan.topic}", do="plan again")
+    if options.apply and plan.steps:
+        require_within(options.max_deletions, plan.objects)
+        applied = apply_steps(at, plan, proof)
+    old = versions_kept(call, at, options.url)
     document = {**plan.document(), "applied": applied, "old_versions": old}
     show_result(call, document, rows="steps", columns=_GIVEN_UP_COLUMNS, lines=_given_up_lines)
     return ending_code(options, document, has_work=bool(plan.steps))
@@ -702,7 +671,6 @@ def run_truncate(call: Call, options: TruncateOptions) -> int:
         tiered truncate s3://bucket/prefix orders --queue 0 --to 1500
         tiered truncate s3://bucket/prefix orders --queue 0 --to 1500 --apply -
     """
-    from tiered.api.stores import backend_errors
     from tiered.upkeep.expire import TruncatePlan, apply_truncate, plan_truncate
 
     asked, applied = _asked(call, options), None
@@ -711,28 +679,23 @@ def run_truncate(call: Call, options: TruncateOptions) -> int:
         assert asked is not None
         return plan_truncate(at, *asked)
 
-    with backend_errors():
-        at = open_workplace(call, options.url, give_up_s=options.give_up_s)
-        plan = typed_plan(options, TruncatePlan, "truncate", at, make)
-        said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
-        for name, value in said.items():
-            planned = getattr(plan, name)
-            if value not in {None, planned}:
-                what = f"this plan has {planned} as {name}, not {value}"
-                raise InvalidError(what, do="plan again")
-        if options.apply and plan.steps:
-            applied = apply_truncate(at, plan)
+    at = open_workplace(call, options.url, give_up_s=options.give_up_s)
+    plan = typed_plan(options, TruncatePlan, "truncate", at, make)
+    said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
+    for name, value in said.items():
+        planned = getattr(plan, name)
+        if value not in {None, planned}:
+            what = f"this plan has {planned} as {name}, not {value}"
+            raise InvalidError(what, do="plan again")
+    if options.apply and plan.steps:
+        applied = apply_truncate(at, plan)
     document = {**plan.document(), "applied": applied}
     show_result(call, document, rows="steps", columns=_TAKEN_COLUMNS, lines=_truncate_lines)
     return ending_code(options, document, has_work=bool(plan.steps))
 
 
 def _asked(call: Call, options: TruncateOptions) -> tuple[MessageQueue, int] | None:
-    """Which queue is to end, and where; None: as the plan of a file says.
-
-    Raises:
-        InvalidError: Nobody says it.
-    """
+    """Which queue is to end, and where; None: as the plan of a file says."""
     from tiered.model import MessageQueue
 
     if options.queue is not None and options.to is not None:

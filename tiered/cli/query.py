@@ -175,11 +175,7 @@ def is_archive(store: ObjectStore) -> bool:
 
 
 def look(call: Call, options: QueryOptions, archive: ObjectStore) -> list[bytes]:
-    """The messages as lines of JSON, newest first.
-
-    Raises:
-        InvalidError: The archive has no such topic, or an option is given that means nothing of an archive.
-    """
+    """The messages as lines of JSON, newest first."""
     from tiered.archive.lookup import lines, lookup
     from tiered.archive.selection import MAX, MIN, Selection
 

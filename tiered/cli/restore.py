@@ -153,11 +153,7 @@ def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
 
 
 def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
-    """Refuse a disk on which there is not enough room.
-
-    Raises:
-        InvalidError: So it is.
-    """
+    """Refuse a disk on which there is not enough room."""
     from tiered.mount.restore import building
 
     place = building(options.to)
@@ -203,8 +199,7 @@ def planned(options: RestoreOptions, tier: Tier, plan: RestorePlan) -> dict[str,
     return {
         "format": 1,
         "url": tier.meter.url,
-        "cluster": tier.place.cluster,
-        "broker": tier.place.broker,
+        **picked(tier.place, "cluster", "broker"),
         "store": options.to,
         "made_in": str(building(options.to)),
         "is_dry_run": options.dry_run,

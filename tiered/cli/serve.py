@@ -82,14 +82,7 @@ def metrics_served(
     health: Callable[[], str],
     readiness: Callable[[], str] | None = None,
 ) -> Iterator[None]:
-    """Serve metrics and health at an address while the block runs.
-
-    Args:
-        address: Of ``--metrics-listen``; None: nothing is served.
-        metrics: Text of ``/metrics``.
-        health: What is wrong, for ``/healthz``.
-        readiness: Why nobody should come, for ``/readyz``; None: it is not served.
-    """
+    """Serve metrics and health at an address while the block runs."""
     if address is None:
         yield
         return
@@ -127,9 +120,6 @@ class MetricsServer:
             address: Where; no host: at all of this machine's; port 0: any free one.
             health: What is wrong, in one clause; empty when nothing is.
             readiness: Why nobody should come yet, or any more; likewise. None: there is no such page.
-
-        Raises:
-            InvalidError: The address cannot be listened at.
         """
         from http.server import HTTPServer
 
@@ -242,10 +232,6 @@ def bound_malloc() -> None:
 
 
 def step_back(niceness: int) -> None:
-    """Let everybody else on this machine go first.
-
-    Args:
-        niceness: From 0 to ``NICENESS_MAX``; one that was given from outside is only ever raised.
-    """
+    """Let everybody else on this machine go first."""
     if niceness > os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -98,11 +98,7 @@ class SignalWatch:
         ).start()
 
     def run(self, arrived: int) -> None:
-        """Wait for a first signal, answer it in another thread, and wait for a second one or until it is time.
-
-        Args:
-            arrived: Descriptor from which the numbers of signals are read.
-        """
+        """Wait for a first signal, answer it in another thread, and wait for a second one or until it is time."""
         first = _next_signal(arrived, None)
         assert first is not None
         stopper, code = self.stopper, 128 + first

@@ -92,12 +92,9 @@ def _ask(call: Call, options: SqlOptions, archive: ObjectStore) -> pa.Table:
     from tiered.archive.duck import is_named, stale_asked
     from tiered.archive.exact_names import table_names
     from tiered.archive.tables import files_by_topic, read_archive
-    from tiered.spark.driver import open_session
     from tiered.spark.frames import ask_spark
 
-    conf = dict(text.split("=", 1) for text in options.spark_conf)
-    session = open_session(options.master, conf)
-    call.opened.callback(session.stop)
+    session = options.session(call)
     state = read_archive(archive)
     topics = [
         t for t, table in table_names(files_by_topic(state)).items() if is_named(table, question)

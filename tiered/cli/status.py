@@ -222,15 +222,7 @@ INCARNATION_COLUMNS = [
     "size_bytes",
     "reason",
 ]
-OBJECT_COLUMNS = [
-    "level",
-    "holds",
-    "sections",
-    "messages",
-    "named_bytes",
-    "size_bytes",
-    "key",
-]
+OBJECT_COLUMNS = ["level", "holds", "sections", "messages", "named_bytes", "size_bytes", "key"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,11 +269,7 @@ def run_ls(call: Call, options: LsOptions) -> int:
 
 
 def queues_of(tier: Tier, topic: str | None) -> list[MessageQueue]:
-    """The queues of a topic, or all.
-
-    Raises:
-        InvalidError: The tier has no such topic.
-    """
+    """The queues of a topic, or all."""
     queues = tier.queues(topic)
     if topic is not None and not queues:
         raise InvalidError(

@@ -40,7 +40,6 @@ def write_line(
     """Write one line for people, or one object.
 
     Args:
-        form: ``text`` or ``json``.
         text: As people read it, ``tiered: `` included.
     """
     if form == "json":

@@ -13,7 +13,7 @@ from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group
 from tiered.cli.options import StoreFileOptions, argument, flag, maybe, option, required, several
-from tiered.cli.output import show
+from tiered.cli.output import picked, show
 from tiered.cli.signals import at_end
 from tiered.cli.values import counted
 from tiered.errors import InvalidError
@@ -237,12 +237,8 @@ def info(call: Call, options: StoreDirOptions) -> int:
     ]
     document = {
         "format": 1,
-        "cluster": identity.cluster,
-        "broker": identity.broker,
-        "is_live": identity.is_live,
-        "log_min": report.log_min,
-        "log_end": report.log_end,
-        "torn_bytes": report.torn_bytes,
+        **picked(identity, "cluster", "broker", "is_live"),
+        **picked(report, "log_min", "log_end", "torn_bytes"),
         "messages": sum(found.end - found.min for found in bounds.values()),
         "queues": rows,
     }
@@ -431,9 +427,7 @@ class RefillOptions(StoreDirOptions):
         kinds.Kind("WHERE", str),
     )
     topic: tuple[str, ...] = several(
-        "compacted topics of the store to refill",
-        kinds.Kind("TOPIC,...", str),
-        default_text="all",
+        "compacted topics of the store to refill", kinds.Kind("TOPIC,...", str), default_text="all"
     )
 
 

@@ -119,8 +119,7 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
     ]
     return {
         "format": 1,
-        "cluster": made.place.cluster,
-        "broker": made.place.broker,
+        **picked(made.place, "cluster", "broker"),
         "near_ms": near_ms,
         **asdict(made.total),
         **picked(made, "due_from_ms", "bundles", "entries"),
@@ -189,10 +188,7 @@ def run_ls(call: Call, options: TimerLsOptions) -> int:
     found = list(reader.listing(damaged))
     refused = sum(len(refused_in(reader.state, hour)) for hour in reader.state.timers.hours)
     rows = [
-        {
-            **picked(row, "hour_ms", "messages", "due_min_ms", "due_max_ms"),
-            "bytes": row.size_bytes,
-        }
+        {**picked(row, "hour_ms", "messages", "due_min_ms", "due_max_ms"), "bytes": row.size_bytes}
         for row in found
     ]
     cost = {"cost": cost_document(found)} if options.cost else {}
@@ -413,8 +409,7 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
     found = cancel(at, msg_id)
     document = {
         "format": 1,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
+        **picked(at.place, "cluster", "broker"),
         "msg_id": msg_id,
         "cancelled": found,
     }
@@ -496,8 +491,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
             return DONE  # it waited for another run's lease: nothing was in hand
     document = {
         "format": 1,
-        "cluster": made.place.cluster,
-        "broker": made.place.broker,
+        **picked(made.place, "cluster", "broker"),
         **asdict(made.counters),
         **picked(made, "run", "refused", "missing", "delivered", "waiting"),
         "next_hand_over_ms": made.next_ms,
@@ -580,11 +574,7 @@ def _open_target(
 
 
 def name_servers(scheme: str, text: str) -> list[Address]:
-    """Addresses of ``namesrv://HOST:PORT;HOST:PORT``, or with commas.
-
-    Raises:
-        InvalidError: They are none.
-    """
+    """Addresses of ``namesrv://HOST:PORT;HOST:PORT``, or with commas."""
     why = "timers are handed over to a store directory, or to brokers"
     if scheme == "namesrv":
         try:

@@ -25,11 +25,7 @@ _BYTES_MAX = 1 << 62
 
 
 def parse_size(text: str) -> int:
-    """Bytes that ``text`` stands for: ``KiB MiB GiB TiB`` (1,024 to a step; also ``k m g t``) or ``KB MB GB TB`` (1,000).
-
-    Raises:
-        ValueError: It is not a size.
-    """
+    """Bytes that ``text`` stands for: ``KiB MiB GiB TiB`` (1,024 to a step; also ``k m g t``) or ``KB MB GB TB`` (1,000)."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or (match[3] and not match[2]):
         raise ValueError(f"{text!r} is not a size: write 50MiB, 1.5GB, or bytes")
@@ -60,11 +56,7 @@ def format_count(count: int) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """A number of things, as ``1 message`` or ``1,234 messages``.
-
-    Args:
-        many: For any other number; without it, the word with an s.
-    """
+    """A number of things, as ``1 message`` or ``1,234 messages``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -77,24 +69,13 @@ _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_UNIT_MS = {
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 604_800_000,
-}
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 TIME_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """UTC milliseconds that ``text`` stands for.
-
-    Raises:
-        ValueError: It is not a time; the message says what one looks like.
-    """
+    """UTC milliseconds that ``text`` stands for."""
     if text.isascii() and text.isdigit() and int(text) <= TIME_MS_MAX:
         return int(text)
     if match := _NOW.fullmatch(text):
@@ -114,11 +95,7 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds that ``text`` stands for: ``36h``, ``7d``, ``1d12h``; units ms s m h d w; a plain number is seconds.
-
-    Raises:
-        ValueError: It is not a duration.
-    """
+    """Milliseconds that ``text`` stands for: ``36h``, ``7d``, ``1d12h``; units ms s m h d w; a plain number is seconds."""
     if _SECONDS.fullmatch(text):
         return round(float(text) * 1000)
     if not _DURATION.fullmatch(text):
@@ -232,11 +209,7 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 
 
 def json_text(value: object) -> str:
-    """JSON on one line. A ``Decimal`` is a number with all its digits, which ``json`` itself has no way to write.
-
-    Raises:
-        TypeError: Something of it has no form in JSON.
-    """
+    """JSON on one line. A ``Decimal`` is a number with all its digits, which ``json`` itself has no way to write."""
     try:
         return _ENCODE(value)
     except TypeError:

@@ -189,8 +189,7 @@ def report_document(
     return {
         "format": 1,
         "url": url,
-        "cluster": place.cluster,
-        "broker": place.broker,
+        **picked(place, "cluster", "broker"),
         "is_clean": report.is_clean,
         "is_deep": is_deep,
         "problem_count": sum(report.problem_counts.values()),
@@ -381,12 +380,7 @@ def _result(document: dict[str, Any]) -> str:
 
 def run_index(call: Call, options: RebuildOptions) -> int:
     """Plan, and apply if told to."""
-    from tiered.upkeep.rebuild import (
-        INDEX_WHAT,
-        IndexPlan,
-        apply_rebuild_index,
-        plan_rebuild_index,
-    )
+    from tiered.upkeep.rebuild import INDEX_WHAT, IndexPlan, apply_rebuild_index, plan_rebuild_index
 
     applied = None
     at = open_workplace(call, options.url, give_up_s=options.give_up_s)

@@ -530,11 +530,7 @@ class Queries:
                 partial(self._items, MessageQueue(topic, queue_id), start, count)
             )
         group = request.fields.get("consumerGroup")
-        told: dict[str, Any] = {
-            "queueData": rows,
-            "maxQueueIndex": end,
-            "minQueueIndex": low,
-        }
+        told: dict[str, Any] = {"queueData": rows, "maxQueueIndex": end, "minQueueIndex": low}
         if group:
             online = self.consumers.groups.get(group)
             wanted = online.subscriptions.get(topic) if online is not None else None
@@ -823,7 +819,6 @@ def first_message(
     """Read on to the first message through what holds none, of which one read passes over only so much.
 
     Args:
-        read: Of a queue offset, with ``timeout_s``.
         end: Nobody wants what lies behind; None: the queue's end.
 
     Returns:

@@ -89,11 +89,7 @@ class Consumers:
     """Groups of consumers by their heartbeats."""
 
     def __init__(self, clock: Clock, on_group: Callable[[str], None] = lambda _group: None) -> None:
-        """Know nobody.
-
-        Args:
-            on_group: Told the name of each group that has a member again.
-        """
+        """Know nobody."""
         self.groups: dict[str, Group] = {}  # by name; each has members
         self._clock = clock
         self._on_group = on_group
@@ -205,11 +201,7 @@ class Consumers:
     # -- questions --------------------------------------------------------------------------------
 
     def clients(self, group: str) -> list[str]:
-        """Ids of a group's members.
-
-        Raises:
-            RefusalError: There are none.
-        """
+        """Ids of a group's members."""
         found = self.groups.get(group)
         if found is None:
             raise RefusalError(Code.SYSTEM_ERROR, f"no consumer for this group, {group}")
@@ -242,9 +234,6 @@ def share_of(
 
     Args:
         strategy: ``AVG`` (neighbours) or ``AVG_BY_CIRCLE`` (in turn).
-
-    Raises:
-        RefusalError: There is no such strategy.
     """
     ids = sorted(clients)
     everything = sorted(queues, key=lambda queue: (queue[1], queue[0], queue[2]))

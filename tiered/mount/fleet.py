@@ -93,7 +93,6 @@ class Members:
         """Say nothing yet.
 
         Args:
-            store: With retries.
             seconds: How long a sign of us lasts.
         """
         self._store = store
@@ -112,7 +111,7 @@ class Members:
         """Give the first sign.
 
         Raises:
-            FencedError: A member of this id incarnations.
+            FencedError: A member of this id lives.
         """
         try:
             self._lease.acquire(wait=False, announce=lambda _: None, stop=self._wait)
@@ -193,8 +192,6 @@ class Fleet:
 
         Args:
             settings: Of each mount; the port of ``listen`` is that of the first, others take the next that are free.
-            options: For S3.
-            stopping: ``stop`` sets it.
         """
         host, port = settings.advertise or settings.listen
         # Its id: the address at which it is reached.
@@ -282,7 +279,7 @@ class Fleet:
         """Be a member until ``stop`` is called.
 
         Raises:
-            FencedError: A member of the same id incarnations, or has come.
+            FencedError: A member of the same id lives, or has come.
             InvalidError: The store does not write conditionally.
             StoreUnavailableError: The store cannot be reached, at the beginning.
         """

@@ -169,7 +169,6 @@ class Mount:
         """Open a tier, and take the mount's place in it.
 
         Args:
-            options: For S3.
             announce: Told of another mount whose lease is waited for.
             stopping: ``stop`` sets it; its holder can end the waiting in here as well.
 
@@ -281,9 +280,6 @@ class Mount:
     def run(self, ready: Callable[[Mount], None] = lambda _mount: None) -> None:
         """Serve until ``stop`` is called, and drain.
 
-        Args:
-            ready: Called when clients can come.
-
         Raises:
             FencedError: Another mount, or a broker of this name, has come.
             InvalidError: The address cannot be listened at.
@@ -376,11 +372,7 @@ class Mount:
             groups,
         )
         relays = Relays(self.consumers, identity.broker, queries.record_at)
-        self.server.handlers = {
-            **answers.handlers(),
-            **queries.handlers(),
-            **relays.handlers(),
-        }
+        self.server.handlers = {**answers.handlers(), **queries.handlers(), **relays.handlers()}
         # Last: from here on clients come, and all that answers them is there.
         await self.names.begin()
         return self.names
@@ -497,11 +489,7 @@ def _own_prefix(store: OpenMessageStore, settings: MountSettings) -> str:
 
 
 def _keeper(
-    store: OpenMessageStore,
-    prefix: str,
-    settings: MountSettings,
-    clock: Clock,
-    rng: random.Random,
+    store: OpenMessageStore, prefix: str, settings: MountSettings, clock: Clock, rng: random.Random
 ) -> OffsetsKeeper | None:
     """What keeps offsets; None: nothing is to."""
     tier = store.opened

@@ -144,11 +144,7 @@ class MountedTopics:
         return True
 
     def require(self, topic: str, queue_id: int | None = None) -> int:
-        """Number of a topic's queues.
-
-        Raises:
-            RefusalError: There is no such topic, or no such queue.
-        """
+        """Number of a topic's queues."""
         count = self.queues.get(topic)
         if count is None:
             raise RefusalError(
@@ -166,11 +162,7 @@ class MountedTopics:
         return {"stateVersion": 0, "timestamp": self.changed_ms, "counter": self.version}
 
     def config(self, name: str) -> dict[str, Any]:
-        """``TopicConfig`` of a topic that can only be read.
-
-        Raises:
-            RefusalError: There is no such topic.
-        """
+        """``TopicConfig`` of a topic that can only be read."""
         count = self.require(name)
         known = self._configs.get(name, {})
         kept = {field: known.get(field, value) for field, value in _KEPT.items()}
@@ -332,7 +324,6 @@ class NameServers:
         """Tell nobody yet.
 
         Args:
-            addresses: Host and port of each name server; none: it is told to nobody.
             is_sharing: Also with topics that a live broker has.
         """
         # Topics that a live broker of the cluster has as well.
@@ -354,7 +345,7 @@ class NameServers:
         """Register for the first time.
 
         Raises:
-            FencedError: A broker of this name incarnations.
+            FencedError: A broker of this name lives.
         """
         await self.survey()
         await self.register()
@@ -415,7 +406,7 @@ class NameServers:
         """Register with each name server now.
 
         Raises:
-            FencedError: A broker of this name incarnations. We are registered nowhere any more.
+            FencedError: A broker of this name lives. We are registered nowhere any more.
         """
         async with self._turn:
             told = await asyncio.gather(*map(self._register, self.servers), return_exceptions=True)

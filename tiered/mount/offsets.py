@@ -94,11 +94,7 @@ class ConsumerOffsets:
         self._changed.add((group, topic))
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """A person puts a group elsewhere: who consumes now says where it is, again and again, until it is told.
-
-        Raises:
-            RefusalError: As ``commit``.
-        """
+        """A person puts a group elsewhere: who consumes now says where it is, again and again, until it is told."""
         self._resets.pop((group, topic, queue_id), None)
         self.commit(group, topic, queue_id, offset)
         self._resets[group, topic, queue_id] = offset
@@ -261,11 +257,7 @@ def damage_told(url: str, prefix: str) -> Iterator[None]:
 
 
 def kept_state(store: ObjectStore, prefix: str) -> MountState | None:
-    """What a mount has kept; None: there is no such mount.
-
-    Raises:
-        DataError: It is damaged; the message says what to do.
-    """
+    """What a mount has kept; None: there is no such mount."""
     reader = JournalReader(store, prefix, MountMachine())
     with damage_told(store.url, prefix):
         reader.catch_up()
@@ -289,8 +281,6 @@ class OffsetsKeeper:
 
         Args:
             bare: The tier's store, which does not retry by itself.
-            store: The same with retries.
-            lease_s: How long the lease lasts.
         """
         self._stop = threading.Event()
         self._store = store
@@ -335,7 +325,6 @@ class OffsetsKeeper:
 
         Args:
             prove: Called where no mount has been yet, before anything is written: refuses a store that keeps no two apart.
-            wait: Wait for another mount's lease to end.
             stop: Waits so many seconds; True when we were told to stop.
 
         Raises:

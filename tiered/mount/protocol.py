@@ -211,11 +211,7 @@ NAME_CHARS_MAX: Final = 255
 
 
 def text(request: Command, name: str, otherwise: str | None = None) -> str:
-    """A value.
-
-    Raises:
-        RefusalError: There is none, and no other.
-    """
+    """A value."""
     found = request.fields.get(name, otherwise)
     if found is None:
         raise RefusalError(Code.SYSTEM_ERROR, f"the request has no {name}")
@@ -223,31 +219,19 @@ def text(request: Command, name: str, otherwise: str | None = None) -> str:
 
 
 def name(request: Command, field: str) -> str:
-    """A name that must be there.
-
-    Raises:
-        RefusalError: It is not, or too long.
-    """
+    """A name that must be there."""
     return checked_name(text(request, field), field)
 
 
 def checked_name(found: object, what: str) -> str:
-    """The name itself.
-
-    Raises:
-        RefusalError: It is none, or too long.
-    """
+    """The name itself."""
     if not isinstance(found, str) or not 0 < len(found) <= NAME_CHARS_MAX:
         raise RefusalError(Code.INVALID_PARAMETER, f"{what} has 1 to {NAME_CHARS_MAX} characters")
     return found
 
 
 def whole(request: Command, name: str, otherwise: int | None = None) -> int:
-    """A whole number of 64 bits.
-
-    Raises:
-        RefusalError: There is none, and no other; or it is not a number.
-    """
+    """A whole number of 64 bits."""
     found = request.fields.get(name)
     if found is None:
         if otherwise is not None:
@@ -268,11 +252,7 @@ def flag(request: Command, name: str, *, otherwise: bool) -> bool:
 
 
 def document(request: Command) -> dict[str, Any]:
-    """The body, a JSON object.
-
-    Raises:
-        RefusalError: It is none.
-    """
+    """The body, a JSON object."""
     try:
         found = loads(request.text())
     except JsonError as error:

@@ -182,13 +182,7 @@ class Puller:
         clock: Clock,
         limits: PullLimits | None = None,
     ) -> None:
-        """Nobody pulls yet.
-
-        Args:
-            store: The tier, for any thread.
-            offsets: Where groups are; a pull may say so, too.
-            limits: Of what one may ask for.
-        """
+        """Nobody pulls yet."""
         self.limits = limits or PullLimits()
         self.found: Counter[GetStatus] = Counter()  # how many reads ended how, by status
         # Queue offsets that were passed over since they hold no message, but for what was compacted.
@@ -489,11 +483,7 @@ def is_shared(expression: str) -> bool:
 
 
 def make_filter(expression: str, kind: str) -> Filter | None:
-    """The filter; None: every message.
-
-    Raises:
-        RefusalError: The expression is none.
-    """
+    """The filter; None: every message."""
     try:
         found = (_compiled if is_shared(expression) else _compile)(expression, kind)
     except FilterError as error:
@@ -514,11 +504,7 @@ _compiled = lru_cache(FILTERS_MAX)(_compile)
 
 
 def answer(result: GetResult, asked: int) -> Command:
-    """What a broker answers to a read that ended so.
-
-    Raises:
-        RefusalError: It could not be read.
-    """
+    """What a broker answers to a read that ended so."""
     next_begin, code = int(result.next_begin), Code.SUCCESS
     if (
         result.status is not GetStatus.FOUND

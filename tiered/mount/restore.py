@@ -160,11 +160,7 @@ class RestorePlan:
 
 
 def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
-    """Say what a restore would do.
-
-    Raises:
-        InvalidError: There is nothing to restore, or no such mount has kept offsets.
-    """
+    """Say what a restore would do."""
     chosen, left_out_mounts = _choose_mount(tier, selection.offsets_of)
     spans, messages, sizes, skipped = [], 0, 0, 0
     begins: list[tuple[MessageQueue, int]] = []

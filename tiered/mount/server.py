@@ -301,11 +301,7 @@ class Connection(asyncio.Protocol):
         self._taken_bytes = taken_bytes
 
     async def drained(self) -> None:
-        """Wait until most of what was written has gone.
-
-        Raises:
-            ConnectionError: The client is gone.
-        """
+        """Wait until most of what was written has gone."""
         if self.stuck_s is None:
             return
         drain: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -429,12 +425,7 @@ class RemotingServer:
         *,
         on_gone: Callable[[Connection], None] = lambda _connection: None,
     ) -> None:
-        """Listen at nothing yet.
-
-        Args:
-            limits: Of what clients may take.
-            on_gone: Told of a connection that has ended.
-        """
+        """Listen at nothing yet."""
         self.limits = limits or ServerLimits()  # of what clients may take
         self.counters = Counters()  # what was done
         self.budget = Budget(self.limits.bytes_max)  # bytes of all connections
@@ -447,11 +438,7 @@ class RemotingServer:
         self._is_closing = False
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Take connections at an address, perhaps besides others; the port, where 0 was asked for.
-
-        Raises:
-            InvalidError: The address cannot be listened at.
-        """
+        """Take connections at an address, perhaps besides others; the port, where 0 was asked for."""
         loop = asyncio.get_running_loop()
         # (An address is a number or this machine's own name: to look that up is not waiting.)
         listeners = listening(Address(host, port), "--listen")
