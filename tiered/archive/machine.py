@@ -352,7 +352,7 @@ def clean_action(keys: Iterable[str]) -> Action:
 
 def fence_action(epoch: int, keys: Iterable[str]) -> Action:
     """The action that begins an epoch, behind which no entry names these files."""
-    condemned = tuple(sorted(keys))
+    condemned = frozenset(keys)
     return action_of(Fence(epoch, condemned if len(condemned) <= CONDEMNED_MAX else None), KINDS)
 
 

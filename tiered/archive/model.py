@@ -220,7 +220,7 @@ class Fence:
     """
 
     epoch: int = 0  # how many fences there were
-    condemned: tuple[str, ...] | None = ()
+    condemned: frozenset[str] | None = frozenset()
     """Keys that the last one named; None: all of work from before."""
 
     def lets(self, epoch: int, keys: Iterable[str]) -> bool:
@@ -229,7 +229,7 @@ class Fence:
             return True
         if self.condemned is None or epoch != self.epoch - 1:
             return False
-        return set(keys).isdisjoint(self.condemned)
+        return self.condemned.isdisjoint(keys)
 
 
 @dataclass(frozen=True, slots=True)

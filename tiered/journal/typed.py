@@ -10,6 +10,7 @@ type                      JSON
 ``int``                   a whole number from -1 up to, and without, ``INT_MAX``; ``AnyInt``: any one
 ``float``                 a number
 ``str``, ``bool``         itself; ``Key``: the key of an object
+``frozenset[X]``          a list in order
 ``tuple[X, ...]``         a list, as of ``Sequence[X]``; ``tuple[X, Y]``: a list of just these
 ``X | None``              ``null``, or as ``X``
 ``Mapping[str, Any]``     an object, as it is
@@ -225,6 +226,12 @@ def _form(kind: Any, nested: Nested) -> JsonForm[Any]:  # noqa: ANN401 (a type)
         return JsonForm(
             lambda values: [*map(inner.encode, values)],
             lambda values: made(map(inner.decode, _of_type(list, values))),
+        )
+    if origin is frozenset:
+        inner = _form(args[0], nested)
+        return JsonForm(
+            lambda values: sorted(map(inner.encode, values)),
+            lambda values: frozenset(map(inner.decode, _of_type(list, values))),
         )
     if origin is tuple:
         return _fixed(lambda *values: values, [_form(one, nested) for one in args])
