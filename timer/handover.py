@@ -570,4 +570,4 @@ def expected_requests(hours: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
         writes += 1  # the copy of what is known
         reads += parts
     reads += bool(writes)  # the copy that was there
-    return writes + 2 * entries + 2 * (entries // CHECKPOINT_ENTRIES), reads
+    return writes + 2 * entries + 2 * entries // CHECKPOINT_ENTRIES, reads

@@ -121,9 +121,9 @@ def test_what_another_job_archives_while_it_is_being_truncated_is_forgotten_too(
     done = all_outcomes(slow, do_work, plan_works(plan.tasks, 0))
     with_other_messages_behind(tier, b"new c", b"new d", b"open")
 
-    def overtaken(who: JobContext, state: Any) -> Any:
+    def overtaken(who: JobContext, *known: Any) -> Any:
         """The slow job's entry comes between this one's planning and its first entry."""
-        found = plan_job(who, state)
+        found = plan_job(who, *known)
         for work, outcome in done:
             assert not isinstance(outcome, Exception)
             (task,), (archived,) = work.tasks, outcome

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import atheris
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 with atheris.instrument_imports(include=["tiered.format", "tiered.journal.entry"]):
     import numpy as np
+    from support import scalar
 
     from tiered.errors import TieredStoreError
     from tiered.format import (
@@ -22,7 +26,6 @@ with atheris.instrument_imports(include=["tiered.format", "tiered.journal.entry"
         items,
         property_columns,
         record,
-        scalar,
     )
     from tiered.format import object as described
     from tiered.format.message_forms import decompress_body
