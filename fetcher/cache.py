@@ -373,7 +373,7 @@ class WaitingRead:
 
 
 class Stock:
-    """See the module's contract."""
+    """What is kept of a tier and what is being fetched, so that nothing is fetched twice at a time. For any thread."""
 
     def __init__(
         self,

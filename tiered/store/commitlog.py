@@ -42,7 +42,7 @@ _CHUNK_BYTES_MIN: Final = 1024
 
 
 class CommitLog:
-    """See the module."""
+    """The log's end: gives records their places, and writes them, one call after another. For any thread."""
 
     def __init__(
         self,
