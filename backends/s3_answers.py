@@ -48,7 +48,7 @@ _SILENT: Final = "did not answer"
 _PASSES: Final = "it is tried again; if it lasts, see to the server"
 _KEYS: Final = "check the access key and its secret, and that they are for this endpoint"
 _RENEW: Final = "renew the credentials"
-_ACCOUNT: Final = "see to the account with whoever runs the store"
+_ACCOUNT: Final = "ask the people who run the store about the account"
 _CLOCK: Final = "set the clock of this machine (NTP)"
 _KMS: Final = (
     "see to the key with which the bucket encrypts: it must exist in this region, be enabled, and be allowed to these"
