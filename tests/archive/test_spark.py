@@ -371,7 +371,11 @@ print(factory.getPlatformMXBean(bean).getVMOption("TieredStopAtLevel").getValue(
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("how", "options", "level"),
-    [("lean", "", "1"), ("lean", "-XX:TieredStopAtLevel=4", "4"), ("full", "", "4")],
+    [
+        ("lean", "", "1"),
+        pytest.param("lean", "-XX:TieredStopAtLevel=4", "4", marks=pytest.mark.slow),
+        pytest.param("full", "", "4", marks=pytest.mark.slow),  # each starts a JVM
+    ],
 )
 def test_the_jvm_of_archiving_makes_no_optimised_code_unless_one_wants_it(
     how: str, options: str, level: str
