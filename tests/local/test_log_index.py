@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from support import captures, following
 
+from tiered.errors import InvalidError
+from tiered.format.items import ITEM
 from tiered.format.record import SIZE_AND_MAGIC
 from tiered.local import log_index
 from tiered.local.chunks import LogChunks
 from tiered.local.chunks import following as next_of
+from tiered.local.consumequeues import PlainQueue
+from tiered.local.mapped_file_queue import FileCache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +78,32 @@ def test_a_window_that_tiles_is_not_walked(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("tiered.format.block.SIZE_AND_MAGIC", Counted())
     assert len(walked(view, 1 << 20, is_told=True)) > 20 * len(asked)
     store.close()
+
+
+def test_what_is_not_written_yet_is_read_once_it_is_and_what_cannot_be_read_is_left_out(
+    tmp_path: Path,
+):
+    folder = tmp_path / "0"
+    folder.mkdir()
+    units = np.zeros(300, ITEM)
+    units["physical_offset"][:10], units["size"][:10] = np.arange(10) * 100, 100
+
+    def write() -> None:
+        (folder / "0".zfill(20)).write_bytes(units.tobytes())
+
+    class Unreadable(PlainQueue):
+        def units(self, first: int, last: int) -> np.ndarray:
+            raise InvalidError("cannot read the store")
+
+    write()
+    with closing(FileCache()) as cache:
+        kinds = (Unreadable, PlainQueue)
+        queues = [(kind(cache, str(folder), units.nbytes), 0) for kind in kinds]
+        index = log_index.LogIndex(lambda: queues)
+        assert index.places(0, 1_000, 1_000).tolist() == list(range(0, 1_000, 100))
+        units["physical_offset"][10:20], units["size"][10:20] = np.arange(10, 20) * 100, 100
+        write()
+        assert index.places(1_000, 2_000, 2_000).tolist() == list(range(1_000, 2_000, 100))
 
 
 def test_entries_that_lie_cost_a_walk_and_nothing_else(tmp_path: Path):

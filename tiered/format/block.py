@@ -403,9 +403,9 @@ def _stop_at(size: int, magic: int) -> Stop:
 #
 # Topic bytes are compared 8 at a time. Word ``k`` of a topic is the 8 bytes that end ``8 k`` bytes
 # before the topic's end; of the first word the bytes that stand before the topic are masked. Counting
-# from the end keeps every read inside the record, since more than 8 bytes stand before a topic. Work
-# and memory are those of the topics' own bytes: one long topic in a large block costs its own words
-# and nothing else.
+# from the end keeps every read inside the record, since more than 8 bytes stand before a topic. Words
+# are gathered once, and only those of the topics' own bytes; of the words of a long topic, one after another,
+# all records get a column, in which the queues are compared.
 
 _WORD: Final = 8
 _MULTIPLIER: Final = 0x9E37_79B9_7F4A_7C15

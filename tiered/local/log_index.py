@@ -1,16 +1,18 @@
 """The consume queues as an index of the log: where its records begin, read ahead for many queues at once.
 
-Entries of all queues, merged by the places that they name, tile the log of a broker that works as it should. Who walks the
-log holds what is said here against the sizes and magics that stand there (``walk_records``), so it may be wrong: stale
-entries, and those that are missing, cost a walk record by record, and nothing else.
+Entries of all queues, merged by the places that they name, tile a sound log. They are hints: ``walk_records`` checks them
+against the sizes and magics in the log, so stale or missing entries cost a walk record by record, and nothing else. A queue
+that cannot be read has no hints; reading its messages reports the error.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tiered.errors import InvalidError
 from tiered.format.items import is_filler
 
 if TYPE_CHECKING:
@@ -66,7 +68,10 @@ class LogIndex:
         found = [self._small[low:high]]
         queues = list(self._queues())
         for index, first in queues if len(queues) <= _QUEUES_MAX else ():
-            found += self._read(index, first, end)
+            with suppress(
+                InvalidError
+            ):  # hints only: reading its messages reports it
+                found += self._read(index, first, end)
         kept = self._places[np.searchsorted(self._places, start) :]
         self._places = np.concatenate((kept, np.sort(np.concatenate(found))))
         self._start, self._end = start, end
@@ -83,10 +88,14 @@ class LogIndex:
             places = units["physical_offset"].astype(np.int64)
             good = _are_good(index, units)
             is_behind = good & (places >= end)
-            size = int(np.argmax(is_behind)) if is_behind.any() else len(units)
+            # What is not written yet is read again the next time.
+            written = np.flatnonzero(good)
+            size = int(written[-1]) + 1 if len(written) else 0
+            if is_behind.any():
+                size = int(np.argmax(is_behind))
             unit += size
             yield places[:size][good[:size] & (places[:size] >= self._end)]
-            if size < count or not good.any():
+            if size < count:
                 break
             count *= 2
         self._cursors[index] = unit, max(_UNITS_MIN, (unit - begun) * 5 // 4)
