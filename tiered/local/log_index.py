@@ -68,9 +68,7 @@ class LogIndex:
         found = [self._small[low:high]]
         queues = list(self._queues())
         for index, first in queues if len(queues) <= _QUEUES_MAX else ():
-            with suppress(
-                InvalidError
-            ):  # hints only: reading its messages reports it
+            with suppress(InvalidError):  # hints only: reading its messages reports it
                 found += self._read(index, first, end)
         kept = self._places[np.searchsorted(self._places, start) :]
         self._places = np.concatenate((kept, np.sort(np.concatenate(found))))
