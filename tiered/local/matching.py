@@ -137,10 +137,12 @@ class SmallQueues:
         """Whether all of a queue's entries are here."""
         return queue in self._numbers
 
-    def places(self) -> Longs:
-        """int64[n], rising: the places that the queues here list."""
+    def listed(self) -> Longs:
+        """int64[2, n]: the places that the queues here list, rising, and the sizes beside them."""
         named = self._items[:-1][~is_filler(self._items[:-1])]
-        return np.sort(named["physical_offset"].astype(np.int64))
+        places = named["physical_offset"].astype(np.int64)
+        order = np.argsort(places, kind="stable")
+        return np.stack((places[order], named["size"][order].astype(np.int64)))
 
     def numbers(self, groups: Groups) -> Longs:
         """Which of the queues here each group is of; -1: none."""
