@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.stores import open_for_reading
 from tiered.cli import kinds
 from tiered.cli.options import Setting, Shape, custom, flag, option, several
