@@ -8,7 +8,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
-from tiered.api.stores import open_for_reading
 from tiered.cli import kinds
 from tiered.cli.options import Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
@@ -202,6 +201,8 @@ class Call:
 
     def both(self, url: str, *, give_up_s: float | None = None) -> tuple[ObjectStore, ObjectStore]:
         """The object store that a URL names, without retries (for a journal's writer) and with; see ``objects``."""
+        from tiered.api.stores import open_for_reading
+
         found = open_for_reading(url, self.s3_options(), self.clock, give_up_s=give_up_s)
         self.opened.callback(found.close)
         return found.meter, found.store

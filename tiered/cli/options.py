@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import click
 
 from backends.lazy_dataclass import dataclass
-from backends.local_files import read_regular
 from tiered.cli import kinds
 from tiered.cli.values import format_duration, format_size
 from tiered.errors import InvalidError, nearest
@@ -404,6 +403,8 @@ def taken(kind: type[T], options: object, **more: object) -> T:
 def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
     """The settings of a TOML file by key, not converted yet."""
     import tomllib
+
+    from backends.local_files import read_regular
 
     try:
         document = tomllib.loads(read_regular(path).decode())
