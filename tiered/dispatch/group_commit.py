@@ -24,7 +24,6 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.errors import AlreadyExistsError, BackendError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered import keys
 from tiered.crashpoints import reached

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from typing_extensions import Buffer
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format.bundle import PACK_LEVEL, PACK_LEVEL_MAX
 from tiered.log.composite import CommitPolicy

@@ -55,7 +55,6 @@ bear out: a table unpacks to at most ``TABLE_BYTES_MAX`` and a thousand times it
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -64,6 +63,7 @@ import numpy.typing as npt
 import zstandard
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.format.items import ITEM, ITEM_BYTES
 from tiered.format.object import block_crcs, block_sizes, combined, damaged

@@ -8,11 +8,11 @@ once, into columns (``SmallQueues``): then a chunk costs by its records, and not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import Groups, RecordBlock, inner_counts
 from tiered.format.items import ITEM, ITEM_BYTES, Items, is_filler
 from tiered.format.sysflag import is_listable

@@ -46,12 +46,13 @@ what is listed behind it is counted, and the place told: "not yet", and never a 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import distinct, parse_records, queue_groups, topic_bytes
 from tiered.format.items import FILLER_SIZE, is_message
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault

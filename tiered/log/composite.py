@@ -25,12 +25,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.local.interface import MISSING_REASONS, RecordBatch
 from tiered.log.fingerprints import fingerprint_of_item
 from tiered.log.flat_file import encode_items

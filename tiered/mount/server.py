@@ -25,10 +25,11 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from backends.lazy_dataclass import dataclass
 from tiered.addresses import BACKLOG, Address, listening
 from tiered.errors import TieredStoreError
 from tiered.format.remoting import (
