@@ -98,8 +98,7 @@ class LogIndex:
         """What a queue lists from where it was read to, up to ``end`` of the log."""
         unit, count = self._cursors.get(index, (first, _UNITS_MIN))
         if unit is None:
-            start = self._end
-            unit = index.split(*index.unit_span(), lambda units: units["physical_offset"] < start)
+            unit = self._first_unit(index)
         begun = unit
         while True:
             units = index.units(unit, unit + count)
@@ -118,6 +117,15 @@ class LogIndex:
                 break
             count *= 2
         self._cursors[index] = unit, max(_UNITS_MIN, (unit - begun) * 5 // 4)
+
+    def _first_unit(self, index: QueueIndex) -> int:
+        """Before it a queue lists nothing at or behind ``_end``: most walks begin where the log does, as queues do."""
+        start = self._end
+        low, high = index.unit_span()
+        first = index.units(low, min(high, low + 1))
+        if len(first) and _are_good(index, first).all() and first["physical_offset"][0] >= start:
+            return low
+        return index.split(low, high, lambda units: units["physical_offset"] < start)
 
 
 def _are_good(index: QueueIndex, units: Items) -> Flags:
