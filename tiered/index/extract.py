@@ -24,7 +24,7 @@ from tiered.format.record import RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -87,23 +87,18 @@ def hash_many(buffer: Buffer, starts: Indices, sizes: Indices, seed: int | Hashe
     found = sizes.astype(np.uint64)
     found *= np.uint64(SIZE_MULTIPLIER)
     found ^= np.uint64(seed) if isinstance(seed, int) else seed
-    if len(sizes):
-        words, long = bytes_at(buffer, "<u8"), np.flatnonzero(sizes > _LONG_BYTES)
-        if (
-            0 < len(long) < _LONG_TOGETHER
-        ):  # a round over all words of so few costs more than plain code
-            short = np.flatnonzero(sizes <= _LONG_BYTES)
-            some = found[short]
-            if len(short):
-                _absorb(some, words, starts[short], sizes[short])
-            found[short] = some
-            for at in long.tolist():
-                text = bytes(
-                    memoryview(buffer).cast("B")[int(starts[at]) : int(starts[at] + sizes[at])]
-                )
-                found[at] = _absorb_one(int(found[at]), text)
-        else:
-            _absorb(found, words, starts, sizes)
+    long = np.flatnonzero(sizes > _LONG_BYTES)
+    if (
+        0 < len(long) < _LONG_TOGETHER
+    ):  # a round over all words of so few costs more than plain code
+        short = np.flatnonzero(sizes <= _LONG_BYTES)
+        found[short] = _absorbed(found[short], buffer, starts[short], sizes[short])
+        view = memoryview(buffer).cast("B")
+        for at in long.tolist():
+            text = bytes(view[int(starts[at]) : int(starts[at] + sizes[at])])
+            found[at] = _absorb_one(int(found[at]), text)
+    else:
+        found = _absorbed(found, buffer, starts, sizes)
     found ^= found >> np.uint64(29)
     found *= np.uint64(END_MULTIPLIER)
     found ^= found >> np.uint64(32)
@@ -118,24 +113,43 @@ def _absorb_one(value: int, text: bytes) -> int:
     return value
 
 
-def _absorb(found: Hashes, words: npt.NDArray[np.uint64], starts: Indices, sizes: Indices) -> None:
+def _absorbed(found: Hashes, buffer: Buffer, starts: Indices, sizes: Indices) -> Hashes:
     """Take in word after word; only texts that have one take part."""
-    full, longest = int(sizes.min()) // WORD, int(sizes.max())
-    for number in range(full):
-        found ^= words[starts + WORD * number]
-        found *= np.uint64(WORD_MULTIPLIER)
-        found ^= found >> np.uint64(32)
+    if not len(sizes):
+        return found
+    shortest, longest = int(sizes.min()), int(sizes.max())
+    word_at = _words_of(buffer, starts)
+    full = shortest // WORD * WORD
+    for begun in range(0, full, WORD):
+        _take_in(found, word_at(begun))
+    if shortest == longest > full:
+        _take_in(found, word_at(full) & _ENDS[longest - full])
+        return found
     where = np.arange(len(sizes))
-    for begun in range(full * WORD, longest, WORD):
+    for begun in range(full, longest, WORD):
         where = where[sizes[where] > begun]
         left = sizes[where] - begun
-        word = words[starts[where] + begun]
-        word &= _ENDS[np.where(left < WORD, left, 0)]
+        word = bytes_at(buffer, "<u8")[starts[where] + begun]
         some = found[where]
-        some ^= word
-        some *= np.uint64(WORD_MULTIPLIER)
-        some ^= some >> np.uint64(32)
+        _take_in(some, word & _ENDS[np.where(left < WORD, left, 0)])
         found[where] = some
+    return found
+
+
+def _words_of(buffer: Buffer, starts: Indices) -> Callable[[int], Hashes]:
+    """Gives a word of each text, by how far behind its start it is: without a copy where texts are evenly spaced."""
+    step = int(starts[1] - starts[0]) if len(starts) > 1 else 0
+    if step > 0 and (np.diff(starts) == step).all():
+        view, first = memoryview(buffer), int(starts[0])
+        return lambda at: np.ndarray(len(starts), "<u8", view, first + at, (step,))
+    words = bytes_at(buffer, "<u8")
+    return lambda at: words[starts + at]
+
+
+def _take_in(found: Hashes, word: Hashes) -> None:
+    found ^= word
+    found *= np.uint64(WORD_MULTIPLIER)
+    found ^= found >> np.uint64(32)
 
 
 # -- extract -----------------------------------------------------------------------------------------
@@ -332,7 +346,7 @@ def _plain(records: _Records) -> tuple[Keys, Indices]:
     sizes = records.properties_sizes
     columns = PropertyColumns(records.buffer, records.ends - sizes, sizes)
     found, hashes = [], []
-    for owners, starts, lengths in columns.lookup_keys():  # unique ids have one size, as a rule
+    for owners, starts, lengths in columns.lookup_keys():
         seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[owners]
         hashes.append(hash_many(columns.text.data, starts, lengths, seeds))
         found.append(owners)
