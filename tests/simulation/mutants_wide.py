@@ -78,8 +78,8 @@ def _keys_left_out() -> Patches:
     def of_one(*arguments: Any) -> Iterator[Keys]:
         return (all_but_one(keys) for keys in some(*arguments) if len(keys))
 
-    def of_many(batches: Any) -> list[list[Keys]]:
-        return [[all_but_one(keys) for keys in found] for found in many(batches)]
+    def of_many(*arguments: Any) -> list[list[Keys]]:
+        return [[all_but_one(keys) for keys in found] for found in many(*arguments)]
 
     return [
         mock.patch.object(indexer, "extract_keys", of_one),

@@ -71,14 +71,11 @@ def filter_bytes(count: int, bits: int) -> int:
     return 4 * ((1 << bits) + 1) + 2 * count
 
 
-def order_keys(hashes: Hashes, behind: int) -> Hashes:
-    """A number an item, by which items lie in order but for ties: the upper half of its hash, what came last first.
-
-    ``behind``: how many items come behind these; all together are fewer than 2^32.
-    """
-    count = len(hashes)
-    keys = hashes & _UPPER
-    keys |= np.arange(behind + count - 1, behind - 1, -1, dtype=np.int64).view(np.uint64)
+def order_keys(upper: npt.NDArray[np.uint32]) -> Hashes:
+    """A number an item, by which items lie in order but for ties: the upper half of its hash, what came last first."""
+    keys = upper.astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= np.arange(len(upper) - 1, -1, -1, dtype=np.int64).view(np.uint64)
     return keys
 
 

@@ -300,10 +300,10 @@ def _are_alike(text: Text, width: int) -> bool:
     """Whether rows of a width have their separators in the same columns: each those of the first row, and no others."""
     rows = text.reshape(-1, width)
     first = rows[0]
-    columns = np.flatnonzero(first <= _PAIR_END).tolist()
+    columns = np.flatnonzero(first <= _PAIR_END)
     if np.count_nonzero(text <= _PAIR_END) != len(columns) * len(rows):
         return False
-    return all((rows[:, column] == first[column]).all() for column in columns)
+    return bool((rows[:, columns] == first[columns]).all())
 
 
 def split_at(blanks: Longs, values: Texts) -> Texts:
