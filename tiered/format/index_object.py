@@ -79,7 +79,7 @@ def order_keys(upper: npt.NDArray[np.uint32]) -> Hashes:
     return keys
 
 
-def places_of(keys: Hashes) -> npt.NDArray[np.int64]:
+def places_of(keys: Hashes) -> npt.NDArray[np.uint32]:
     """Where each item lies, in the order in which they came; ``keys``: of all, sorted.
 
     The keys are of no use afterwards: each array more is fresh memory, which costs more than to sort.
@@ -87,8 +87,8 @@ def places_of(keys: Hashes) -> npt.NDArray[np.int64]:
     count = len(keys)
     keys &= ~_UPPER
     order = np.subtract(count - 1, keys.view(np.int64), out=keys.view(np.int64))
-    places = np.empty(count, np.int64)
-    places[order] = np.arange(count)
+    places = np.empty(count, np.uint32)
+    places[order] = np.arange(count, dtype=np.uint32)
     return places
 
 

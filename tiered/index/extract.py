@@ -177,10 +177,6 @@ class Keys:
         """Number of keys."""
         return len(self.hashes)
 
-    def between(self, low: int, high: int) -> Keys:
-        """Those from one number to another, as views."""
-        return Keys(self.hashes[low:high], self.items[low:high], self.start)
-
     @property
     def queue_offsets(self) -> Indices:
         """Of the messages."""
@@ -301,8 +297,8 @@ def _take_together(
     borders = np.searchsorted(owners, np.append(0, ends)).tolist()
     for number, batch, (low, high) in zip(numbers, some, pairwise(borders), strict=True):
         if low < high:
-            mine = slice(low, high)
-            found[number] = [Keys(every.hashes[mine], every.items[mine], batch.base_offset)]
+            mine = every.hashes[low:high], every.items[low:high]
+            found[number] = [Keys(*mine, batch.base_offset)]
 
 
 def _together(

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 # Ordering: of each incarnation what is added goes on exactly where it ended; so what an object covers is one row of offsets
 # an incarnation.
 #
-# Memory: ``finish`` holds the object (32 bytes an item, and 2.25 for the filter) and 24 bytes an item to sort by. Before
+# Memory: ``finish`` holds the object (32 bytes an item, and 2.25 for the filter) and 20 bytes an item to sort by. Before
 # that there is the work file, on disk.
 #
 # After an error nothing is half done: the caller resets, and adds again from what the journal says is covered. An object
@@ -356,7 +356,8 @@ def _sorted(work: WorkFile) -> _Sorted:
     for start, items in work.blocks():
         lows.append(int(items["store_ms"].min()))
         highs.append(int(items["store_ms"].max()))
-        rows[places[start : start + len(items)]] = items.view(_ROW)
+        mine = places[start : start + len(items)].astype(np.int64)  # else each is cast by itself
+        rows[mine] = items.view(_ROW)
     ordered = rows.view(ITEM)
     ties.order(ordered)
     return _Sorted(ordered, filter_, min(lows, default=-1), max(highs, default=-1))
