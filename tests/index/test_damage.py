@@ -150,10 +150,7 @@ def test_a_work_file_that_has_changed_is_told(tmp_path: Path):
     assert not list(tmp_path.iterdir()), "it has no name"
     work.append(np.arange(3, dtype=np.uint64), np.zeros(3, ITEM))
     work.append(np.arange(2, dtype=np.uint64), np.ones(2, ITEM))
-    assert [(start, hashes.tolist()) for start, hashes, _ in work.blocks()] == [
-        (0, [0, 1, 2]),
-        (3, [0, 1]),
-    ]
+    assert [(start, len(items)) for start, items in work.blocks()] == [(0, 3), (3, 2)]
     file: IO[bytes] = work._file
     file.seek(50)
     file.write(b"x")

@@ -53,13 +53,13 @@ def found_in(properties: list[bytes], bodies: list[bytes]) -> set[tuple[int, int
     batch = make_batch(QUEUE, 0, raws, [5] * len(raws))
     found = set()
     for keys in extract_keys(batch, SEED):
-        assert (keys.positions == batch.positions[keys.queue_offsets]).all()
-        assert (keys.sizes == batch.sizes[keys.queue_offsets]).all()
+        assert (keys.items["log_offset"] == batch.positions[keys.queue_offsets]).all()
+        assert (keys.items["size"] == batch.sizes[keys.queue_offsets]).all()
         found |= set(zip(keys.hashes.tolist(), keys.queue_offsets.tolist(), strict=True))
     sized = replace(batch, properties_sizes=np.array([len(raw) for raw in properties], np.int32))
     others = [replace(sized, queue=MessageQueue("other", number)) for number in range(2)]
     if batch.count:
-        first, _, last = extract_all([sized, *others])
+        first, _, last = extract_all([sized, *others], [0, 7, 9])
         assert rows_of(first) == found, "without parsing, beside others"
         assert len(rows_of(last)) == len(found)
         assert (first or last) == [] or not {h for h, _ in rows_of(last)} & {h for h, _ in found}
@@ -143,7 +143,7 @@ def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     assert (feed.refused, feed.take(c)) == (1, None)
     keys = feed.take(a)
     assert keys is not None
-    places = sorted(at for one in keys for at in one.positions.tolist())
+    places = sorted(at for one in keys for at in one.items["log_offset"].tolist())
     assert places == [
         base + at for base in (100, 100 + size) for at in (0, int(batch.positions[2]))
     ]
@@ -183,19 +183,21 @@ def test_large_batches_are_taken_together_by_the_ends_of_their_records(
     monkeypatch.setattr(
         extract, "_plain", lambda records: calls.append(len(records.ends)) or plain(records)
     )
-    together = extract_all(batches)
+    together = extract_all(batches, [0, 0, 0])
     assert calls == [18], "once for all, not for each batch"
     for some, others in zip(together, alone, strict=True):
         assert full_rows(some) == full_rows(others)
     calls.clear()
     one = sized_batch(MessageQueue("t", 0), ours * 100, 40)
-    assert len(extract_all([one, one, one])) == 3
+    assert len(extract_all([one, one, one], [0, 0, 0])) == 3
     assert calls == [3600], "batches of a thousand records as well"
 
 
-def full_rows(some: Iterable[Keys]) -> list[tuple[int, ...]]:
+def full_rows(some: Iterable[Keys]) -> list[tuple[object, ...]]:
     return sorted(
         row
         for keys in some
-        for row in zip(*(getattr(keys, name).tolist() for name in Keys.__slots__), strict=True)
+        for row in zip(
+            keys.hashes.tolist(), keys.queue_offsets.tolist(), keys.items.tolist(), strict=True
+        )
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiered.errors import DataError, OtherVersionError
+from tiered.errors import OtherVersionError
 from tiered.format.index_object import (
     ITEM,
     KeyFilter,
@@ -51,8 +51,7 @@ def test_every_hash_is_found_with_its_run_newest_first(values: list[int], times:
     store_ms, offsets = rng.integers(0, times, count), rng.permutation(count)
     items = np.zeros(count, ITEM)
     items["store_ms"], items["queue_offset"], items["log_offset"] = store_ms, offsets, range(count)
-    half = count // 2
-    keys = np.append(order_keys(hashes[:half], count - half), order_keys(hashes[half:], 0))
+    keys = order_keys((hashes >> np.uint64(32)).astype(np.uint32))
     keys.sort()
     ties, places = Ties.of(keys), places_of(keys)
     ordered_items = np.empty(count, ITEM)
@@ -144,7 +143,7 @@ def test_a_changed_filter_is_refused_or_finds_places_that_are_there(position: in
         found = KeyFilter.parse(
             data[start:], PAYLOAD_COUNT, bucket_bits(PAYLOAD_COUNT), where="here"
         )
-    except DataError:
+    except OtherVersionError:
         return
     for value in (0, 1 << 63, topic_seed("t"), 2**64 - 1):
         low, high = found.find(value)

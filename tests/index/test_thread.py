@@ -112,9 +112,9 @@ def test_keys_are_extracted_by_the_thread_of_the_index_alone(monkeypatch: pytest
     """Upload threads hand on one after another: what they do then every entry of the journal waits for."""
     names = set()
 
-    def extract(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
+    def extract(batches: Sequence[RecordBatch], log_offsets: Sequence[int]) -> list[list[Keys]]:
         names.add(threading.current_thread().name)
-        return extract_all(batches)
+        return extract_all(batches, log_offsets)
 
     monkeypatch.setattr("tiered.index.indexer.extract_all", extract)
     store = MemoryStore()

@@ -73,13 +73,13 @@ def _keys_left_out() -> Patches:
     some, many = indexer.extract_keys, indexer.extract_all
 
     def all_but_one(keys: Keys) -> Keys:
-        return keys.between(0, len(keys) - 1)
+        return replace(keys, hashes=keys.hashes[:-1], items=keys.items[:-1])
 
     def of_one(*arguments: Any) -> Iterator[Keys]:
         return (all_but_one(keys) for keys in some(*arguments) if len(keys))
 
-    def of_many(batches: Any) -> list[list[Keys]]:
-        return [[all_but_one(keys) for keys in found] for found in many(batches)]
+    def of_many(*arguments: Any) -> list[list[Keys]]:
+        return [[all_but_one(keys) for keys in found] for found in many(*arguments)]
 
     return [
         mock.patch.object(indexer, "extract_keys", of_one),

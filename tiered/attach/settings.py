@@ -21,7 +21,7 @@ class IndexSettings:
     by half while it is made."""
     age_s: float = 3600.0  # or when the first of them was collected so long ago
     directory: str | None = None
-    """Of the local work file (at most 40 bytes a key); None: the system's for temporary files."""
+    """Of the local work file (at most 32 bytes a key); None: the system's for temporary files."""
     upload_rate_bytes_s: int = 0
     """Bytes uploaded in a second, at most, beside those of dispatch; 0: no limit."""
 

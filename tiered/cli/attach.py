@@ -155,7 +155,7 @@ class AttachOptions(ServingOptions):
         default=3600.0,
     )
     index_dir: str | None = option(
-        "where the key index's work file goes (40 bytes a key; never into the store)",
+        "where the key index's work file goes (32 bytes a key; never into the store)",
         kinds.DIR,
         default_text="the system's directory for temporary files",
     )

@@ -71,18 +71,15 @@ def filter_bytes(count: int, bits: int) -> int:
     return 4 * ((1 << bits) + 1) + 2 * count
 
 
-def order_keys(hashes: Hashes, behind: int) -> Hashes:
-    """A number an item, by which items lie in order but for ties: the upper half of its hash, what came last first.
-
-    ``behind``: how many items come behind these; all together are fewer than 2^32.
-    """
-    count = len(hashes)
-    keys = hashes & _UPPER
-    keys |= np.arange(behind + count - 1, behind - 1, -1, dtype=np.int64).view(np.uint64)
+def order_keys(upper: npt.NDArray[np.uint32]) -> Hashes:
+    """A number an item, by which items lie in order but for ties: the upper half of its hash, what came last first."""
+    keys = upper.astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= np.arange(len(upper) - 1, -1, -1, dtype=np.int64).view(np.uint64)
     return keys
 
 
-def places_of(keys: Hashes) -> npt.NDArray[np.int64]:
+def places_of(keys: Hashes) -> npt.NDArray[np.uint32]:
     """Where each item lies, in the order in which they came; ``keys``: of all, sorted.
 
     The keys are of no use afterwards: each array more is fresh memory, which costs more than to sort.
@@ -90,8 +87,8 @@ def places_of(keys: Hashes) -> npt.NDArray[np.int64]:
     count = len(keys)
     keys &= ~_UPPER
     order = np.subtract(count - 1, keys.view(np.int64), out=keys.view(np.int64))
-    places = np.empty(count, np.int64)
-    places[order] = np.arange(count)
+    places = np.empty(count, np.uint32)
+    places[order] = np.arange(count, dtype=np.uint32)
     return places
 
 

@@ -40,7 +40,8 @@ _ROWS_MIN: Final = 8
 """So many records of one length, in the mean, are gathered as rows; of fewer each is copied by itself."""
 _ALIKE_MIN: Final = 64
 """So many records of one length are asked whether they are alike."""
-_CHUNK_BYTES: Final = 1 << 15
+_APART_MIN: Final = 256
+"""So many records that are alike have their keys apart from all others'."""
 _CHUNK_ROWS: Final = 512
 _DIGITS_MAX: Final = 16
 
@@ -55,7 +56,7 @@ class Values(NamedTuple):
 class Texts(NamedTuple):
     """Texts in ``PropertyColumns.text``, any number of each record's."""
 
-    owners: Longs  # int64[m], which record each is of; ascending
+    owners: Longs  # int64[m], which record each is of
     starts: Longs  # int64[m], where each begins
     sizes: Longs  # int64[m], bytes of each; none is empty
 
@@ -76,8 +77,9 @@ class PropertyColumns:
         self._count = len(starts)
         self._known: dict[bytes, Values] = {}
         self._alike: list[_Alike] = []
-        # Where records lie in the text that are not in ``_alike``.
+        # Where records lie in the text that are not in ``_alike``; and all that are not alike, or too few of them.
         self._others: list[tuple[int, int]] = []
+        self._mixed: list[Longs] = []
         short = sizes.astype(np.uint16)  # no record has more, and they are sorted by their digits
         order = np.argsort(short, kind="stable")
         ordered = short[order].astype(np.int64)
@@ -95,7 +97,7 @@ class PropertyColumns:
         self._order, self._sizes = np.arange(len(sizes)), sizes
         ends = (sizes + 1).cumsum() + _EDGE
         self._firsts = ends - sizes - 1  # where each record begins in the text, in ``_order``
-        self._others = [(_EDGE, len(self.text) - _EDGE + 1)]
+        self._others, self._mixed = [(_EDGE, len(self.text) - _EDGE + 1)], [self._order]
 
     def _copy_rows(
         self, buffer: Buffer, starts: Longs, order: Longs, sizes: Longs, classes: list[int]
@@ -112,7 +114,10 @@ class PropertyColumns:
             for at in range(0, end - first, _CHUNK_ROWS):  # a large copy costs more by its memory
                 some = starts[first + at : min(first + at + _CHUNK_ROWS, end)]
                 rows[at : at + _CHUNK_ROWS] = bytes_at(buffer, f"V{size}")[some]
-            if end - first >= _ALIKE_MIN and _are_alike(self.text[low:high], size + 1):
+            is_alike = end - first >= _ALIKE_MIN and _are_alike(self.text[low:high], size + 1)
+            if not is_alike or end - first < _APART_MIN:
+                self._mixed.append(order[first:end])
+            if is_alike:
                 self._alike.append(_Alike(low, size + 1, order[first:end]))
             elif self._others and self._others[-1][1] == low:
                 self._others[-1] = self._others[-1][0], high
@@ -138,15 +143,23 @@ class PropertyColumns:
         """Which records have the property."""
         return self.find(name).sizes > 0
 
-    def texts(self, name: bytes) -> Texts:
-        """The values of one property, of the records that have it."""
+    def texts(self, name: bytes, among: Longs | None = None) -> Texts:
+        """The values of one property, of the records that have it; of some, in their order."""
         starts, sizes = self.find(name)
-        owners = np.flatnonzero(sizes)
+        owners = np.flatnonzero(sizes) if among is None else among[sizes[among] > 0]
         return Texts(owners, starts[owners], sizes[owners])
 
-    def lookup_keys(self) -> tuple[Texts, Texts]:
-        """By which messages are looked up: their unique ids, and what their ``KEYS`` are made of, between blanks."""
-        return self.texts(b"UNIQ_KEY"), split_at_blanks(self.text, self.texts(b"KEYS"))
+    def lookup_keys(self) -> list[Texts]:
+        """By which messages are looked up: unique ids, and behind them what ``KEYS`` are made of, between blanks.
+
+        Those of many records that are alike come by themselves: all of one size and evenly spaced, as a rule.
+        """
+        groups = [one.members for one in self._alike if len(one.members) >= _APART_MIN]
+        if self._mixed:
+            groups.append(np.concatenate(self._mixed))
+        blanks = np.flatnonzero(self.text == ord(" "))
+        unique = [self.texts(b"UNIQ_KEY", group) for group in groups]
+        return unique + [split_at(blanks, self.texts(b"KEYS", group)) for group in groups]
 
     def raw(self, name: bytes) -> list[bytes]:
         """The values as stored; empty of those that have none."""
@@ -235,9 +248,12 @@ class PropertyColumns:
         for pair in self.text[low : low + width].tobytes().split(b"\x02"):
             first, _, value = pair.partition(b"\x01")
             if len(first) == len(name) and value:
-                ends = low + len(name) + width * np.arange(len(members))
-                named = self._named(ends, name)
-                found.starts[members[named]] = ends[named] + 1
+                end = low + len(name)
+                named = np.ones(len(members), np.bool_)
+                for back, mask, worth in _words_of(name):
+                    words = np.ndarray(len(members), ">u8", self.text.data, end - back, (width,))
+                    named &= (words & mask) == worth
+                found.starts[members[named]] = end + 1 + width * np.flatnonzero(named)
                 found.sizes[members[named]] = len(value)
             low += len(pair) + 1
 
@@ -258,32 +274,43 @@ class PropertyColumns:
 
     def _named(self, ends: Longs, name: bytes) -> Longs:
         """Which of the names that end at some places this is."""
-        wanted, words = b"\x02" + name, bytes_at(self.text.data, ">u8")
+        words = bytes_at(self.text.data, ">u8")
         kept: Longs | None = None
-        for end in range(len(wanted), 0, -_WORD):
-            part = wanted[max(0, end - _WORD) : end]
-            at = (ends if kept is None else ends[kept]) - (len(wanted) - end) - _WORD
-            mask = np.uint64((1 << 8 * len(part)) - 1)
-            same = (words[at] & mask) == np.uint64(int.from_bytes(part, "big"))
+        for back, mask, worth in _words_of(name):
+            at = (ends if kept is None else ends[kept]) - back
+            same = (words[at] & mask) == worth
             kept = np.flatnonzero(same) if kept is None else kept[same]
         assert kept is not None
         return kept
 
 
+@lru_cache(maxsize=64)
+def _words_of(name: bytes) -> list[tuple[int, np.uint64, np.uint64]]:
+    """How a name is known, and the 0x02 before it: how far before its end words begin, which bits count, what they are."""
+    wanted = b"\x02" + name
+    found = []
+    for end in range(len(wanted), 0, -_WORD):
+        part = wanted[max(0, end - _WORD) : end]
+        mask, worth = (1 << 8 * len(part)) - 1, int.from_bytes(part, "big")
+        found.append((len(wanted) - end + _WORD, np.uint64(mask), np.uint64(worth)))
+    return found
+
+
 def _are_alike(text: Text, width: int) -> bool:
-    """Whether rows of a width have their separators in the same columns; by chunks that fit the cache."""
-    for low in range(0, len(text) - width, _CHUNK_BYTES):
-        chunk = text[low : low + _CHUNK_BYTES + width]
-        for kind in (chunk == _NAME_END, chunk == _PAIR_END):
-            if not (kind[width:] == kind[:-width]).all():
-                return False
-    return True
+    """Whether rows of a width have their separators in the same columns: each those of the first row, and no others."""
+    rows = text.reshape(-1, width)
+    first = rows[0]
+    columns = np.flatnonzero(first <= _PAIR_END)
+    if np.count_nonzero(text <= _PAIR_END) != len(columns) * len(rows):
+        return False
+    return bool((rows[:, columns] == first[columns]).all())
 
 
-def split_at_blanks(text: Text, values: Texts) -> Texts:
-    """What values are made of, divided at blanks; nothing of one that is empty."""
+def split_at(blanks: Longs, values: Texts) -> Texts:
+    """What values are made of, divided at the blanks of their text (all, ascending); nothing of one that is empty."""
+    if not len(blanks):
+        return values
     owners, starts, sizes = values
-    blanks = np.flatnonzero(text == ord(" "))
     low = blanks.searchsorted(starts)
     counts = blanks.searchsorted(starts + sizes) - low
     if not counts.any():

@@ -9,7 +9,6 @@ Records that hold inner batches are taken one by one: keys are those of their in
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -19,13 +18,14 @@ import numpy.typing as npt
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
+from tiered.format.index_object import ITEM, ITEM_BYTES, Items
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -88,23 +88,18 @@ def hash_many(buffer: Buffer, starts: Indices, sizes: Indices, seed: int | Hashe
     found = sizes.astype(np.uint64)
     found *= np.uint64(SIZE_MULTIPLIER)
     found ^= np.uint64(seed) if isinstance(seed, int) else seed
-    if len(sizes):
-        words, long = bytes_at(buffer, "<u8"), np.flatnonzero(sizes > _LONG_BYTES)
-        if (
-            0 < len(long) < _LONG_TOGETHER
-        ):  # a round over all words of so few costs more than plain code
-            short = np.flatnonzero(sizes <= _LONG_BYTES)
-            some = found[short]
-            if len(short):
-                _absorb(some, words, starts[short], sizes[short])
-            found[short] = some
-            for at in long.tolist():
-                text = bytes(
-                    memoryview(buffer).cast("B")[int(starts[at]) : int(starts[at] + sizes[at])]
-                )
-                found[at] = _absorb_one(int(found[at]), text)
-        else:
-            _absorb(found, words, starts, sizes)
+    long = np.flatnonzero(sizes > _LONG_BYTES)
+    if (
+        0 < len(long) < _LONG_TOGETHER
+    ):  # a round over all words of so few costs more than plain code
+        short = np.flatnonzero(sizes <= _LONG_BYTES)
+        found[short] = _absorbed(found[short], buffer, starts[short], sizes[short])
+        view = memoryview(buffer).cast("B")
+        for at in long.tolist():
+            text = bytes(view[int(starts[at]) : int(starts[at] + sizes[at])])
+            found[at] = _absorb_one(int(found[at]), text)
+    else:
+        found = _absorbed(found, buffer, starts, sizes)
     found ^= found >> np.uint64(29)
     found *= np.uint64(END_MULTIPLIER)
     found ^= found >> np.uint64(32)
@@ -119,24 +114,43 @@ def _absorb_one(value: int, text: bytes) -> int:
     return value
 
 
-def _absorb(found: Hashes, words: npt.NDArray[np.uint64], starts: Indices, sizes: Indices) -> None:
+def _absorbed(found: Hashes, buffer: Buffer, starts: Indices, sizes: Indices) -> Hashes:
     """Take in word after word; only texts that have one take part."""
-    full, longest = int(sizes.min()) // WORD, int(sizes.max())
-    for number in range(full):
-        found ^= words[starts + WORD * number]
-        found *= np.uint64(WORD_MULTIPLIER)
-        found ^= found >> np.uint64(32)
+    if not len(sizes):
+        return found
+    shortest, longest = int(sizes.min()), int(sizes.max())
+    word_at = _words_of(buffer, starts)
+    full = shortest // WORD * WORD
+    for begun in range(0, full, WORD):
+        _take_in(found, word_at(begun))
+    if shortest == longest > full:
+        _take_in(found, word_at(full) & _ENDS[longest - full])
+        return found
     where = np.arange(len(sizes))
-    for begun in range(full * WORD, longest, WORD):
+    for begun in range(full, longest, WORD):
         where = where[sizes[where] > begun]
         left = sizes[where] - begun
-        word = words[starts[where] + begun]
-        word &= _ENDS[np.where(left < WORD, left, 0)]
+        word = bytes_at(buffer, "<u8")[starts[where] + begun]
         some = found[where]
-        some ^= word
-        some *= np.uint64(WORD_MULTIPLIER)
-        some ^= some >> np.uint64(32)
+        _take_in(some, word & _ENDS[np.where(left < WORD, left, 0)])
         found[where] = some
+    return found
+
+
+def _words_of(buffer: Buffer, starts: Indices) -> Callable[[int], Hashes]:
+    """Gives a word of each text, by how far behind its start it is: without a copy where texts are evenly spaced."""
+    step = int(starts[1] - starts[0]) if len(starts) > 1 else 0
+    if step > 0 and (np.diff(starts) == step).all():
+        view, first = memoryview(buffer), int(starts[0])
+        return lambda at: np.ndarray(len(starts), "<u8", view, first + at, (step,))
+    words = bytes_at(buffer, "<u8")
+    return lambda at: words[starts + at]
+
+
+def _take_in(found: Hashes, word: Hashes) -> None:
+    found ^= word
+    found *= np.uint64(WORD_MULTIPLIER)
+    found ^= found >> np.uint64(32)
 
 
 # -- extract -----------------------------------------------------------------------------------------
@@ -155,36 +169,27 @@ class Keys:
     """The keys of some messages: one element a key in each array, in no particular order."""
 
     hashes: Hashes  # uint64[n], see ``tiered.index.extract``
-    queue_offsets: Indices  # int64[n], of the message
-    positions: Indices
-    """int64[n], of its record in the batch's data (``shifted``: in the tiered commit log)."""
-    sizes: npt.NDArray[np.int32]  # int32[n], of its record
-    store_ms: Indices  # int64[n], store time
+    items: Items
+    """As an index object has them, but for ``queue``: queue offsets are counted from ``start``."""
+    start: int
 
     def __len__(self) -> int:
         """Number of keys."""
         return len(self.hashes)
 
-    def between(self, low: int, high: int) -> Keys:
-        """Those from one number to another, as views."""
-        return Keys(
-            self.hashes[low:high],
-            self.queue_offsets[low:high],
-            self.positions[low:high],
-            self.sizes[low:high],
-            self.store_ms[low:high],
-        )
+    @property
+    def queue_offsets(self) -> Indices:
+        """Of the messages."""
+        return self.items["queue_offset"].astype(np.int64) + self.start
 
     @property
     def memory_bytes(self) -> int:
         """What it holds."""
-        arrays = self.hashes, self.queue_offsets, self.positions, self.sizes, self.store_ms
-        return sum(array.nbytes for array in arrays)
+        return self.hashes.nbytes + self.items.nbytes
 
 
-def shifted(keys: Keys, log_offset: int) -> Keys:
-    """Keys whose positions are log offsets; ``log_offset``: of the first byte of the batch's data."""
-    return replace(keys, positions=keys.positions + log_offset)
+_ROW: Final = np.dtype(f"V{ITEM_BYTES}")
+"""An item as bytes without a meaning, which NumPy copies twice as fast as words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +198,35 @@ class _Records:
 
     buffer: Buffer  # holds them
     ends: Indices  # int64[n], where in ``buffer`` each ends
-    positions: Indices  # int64[n], where it begins in the data of its batch
-    sizes: npt.NDArray[np.int32]  # int32[n]
     properties_sizes: npt.NDArray[np.int32]  # int32[n]
-    store_ms: Indices  # int64[n]
-    offsets: Indices  # int64[n], queue offsets
     seeds: Hashes | int  # of the hashes of each record's keys; one for all
+    items: Items  # of a key of each, but for its hash
 
 
-def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
-    """The keys of a batch, some thousand records at a time; holes have none."""
+def _items(
+    log_offsets: Indices,
+    sizes: npt.NDArray[np.int32],
+    store_ms: Indices,
+    numbers: Indices,  # queue offsets, counted from that of the batch
+) -> Items:
+    items = np.zeros(len(sizes), ITEM)
+    items["log_offset"], items["size"] = log_offsets, sizes
+    items["store_ms"], items["queue_offset"] = store_ms, numbers
+    return items
+
+
+def extract_keys(batch: RecordBatch, seed: int, log_offset: int = 0) -> Iterator[Keys]:
+    """The keys of a batch, some thousand records at a time; holes have none.
+
+    Args:
+        seed: Of the topic.
+        log_offset: Of the first byte of the batch's data; 0: places in the data are found.
+    """
+    start = batch.base_offset
     if batch.properties_sizes is not None:
         for begin in range(0, batch.count, CHUNK_RECORDS):
-            yield _plain(_known(batch, begin, seed))[0]
+            records = _known(batch, begin, seed, log_offset)
+            yield _keys(records, *_plain(records), start)
         return
     real = np.flatnonzero(batch.sizes > 0)
     for begin in range(0, len(real), CHUNK_RECORDS):
@@ -213,15 +234,15 @@ def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
         block = parse_records(batch.data, batch.positions[where], batch.sizes[where])
         if not block.is_sound:
             raise DataError("a record is damaged", where=str(batch.queue))
-        offsets = where + batch.base_offset
+        items = _items(block.positions + log_offset, block.sizes, block.store_timestamps_ms, where)
         is_inner = (block.sys_flags & INNER_BATCH) != 0
-        plain = np.flatnonzero(~is_inner)
-        yield _plain(_parsed(block, plain, offsets, seed))[0]
-        if len(plain) < len(where):
-            yield from _inner(block, np.flatnonzero(is_inner), offsets, seed)
+        records = _parsed(block, np.flatnonzero(~is_inner), items, seed)
+        yield _keys(records, *_plain(records), start)
+        if is_inner.any():
+            yield from _inner(block, np.flatnonzero(is_inner), items, start, seed)
 
 
-def extract_all(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
+def extract_all(batches: Sequence[RecordBatch], log_offsets: Sequence[int]) -> list[list[Keys]]:
     """The keys of many batches, those of each as of ``extract_keys``.
 
     What a call costs goes by the records, not by the batches: small ones are taken together.
@@ -231,51 +252,53 @@ def extract_all(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
     count = 0
     for number, batch in enumerate(batches):
         if batch.properties_sizes is None or batch.count > CHUNK_RECORDS or len(batches) == 1:
-            seed = topic_seed(batch.queue.topic)
-            found[number] = [keys for keys in extract_keys(batch, seed) if len(keys)]
+            every = extract_keys(batch, topic_seed(batch.queue.topic), log_offsets[number])
+            found[number] = [keys for keys in every if len(keys)]
             continue
         small.append(number)
         count += batch.count
         if count >= CHUNK_RECORDS:
-            _take_together(batches, small, found)
+            _take_together(batches, log_offsets, small, found)
             small, count = [], 0
     if small:
-        _take_together(batches, small, found)
+        _take_together(batches, log_offsets, small, found)
     return found
 
 
 def _take_together(
-    batches: Sequence[RecordBatch], numbers: Sequence[int], found: list[list[Keys]]
+    batches: Sequence[RecordBatch],
+    log_offsets: Sequence[int],
+    numbers: Sequence[int],
+    found: list[list[Keys]],
 ) -> None:
     """Extract the keys of some batches at once, and divide them."""
     some = [batches[number] for number in numbers]
     counts = np.array([batch.count for batch in some])
     ends = np.cumsum(counts)
-    first_offsets = np.array([batch.base_offset for batch in some]) - (ends - counts)
-    seeds = [topic_seed(batch.queue.topic) for batch in some]
+    seeds = np.array([topic_seed(batch.queue.topic) for batch in some], np.uint64)
+    bases = np.array([log_offsets[number] for number in numbers], np.int64)
     positions = np.concatenate([batch.positions for batch in some])
     sizes = np.concatenate([batch.sizes for batch in some])
     properties = np.concatenate(
         [batch.properties_sizes for batch in some if batch.properties_sizes is not None]
     )
-    records = _Records(
-        *_together(some, counts, positions + sizes, max(1, int(properties.max()))),
-        positions,
+    items = _items(
+        positions + np.repeat(bases, counts),
         sizes,
-        properties,
         np.concatenate([batch.store_timestamps_ms for batch in some]),
-        np.arange(int(ends[-1])) + np.repeat(first_offsets, counts),
-        np.repeat(np.array(seeds, np.uint64), counts),
+        np.arange(int(ends[-1])) - np.repeat(ends - counts, counts),
     )
-    keys, rows = _plain(records)
-    of = np.searchsorted(ends, rows, side="right")
-    order = np.argsort(of, kind="stable")
-    of = of[order]
-    every = Keys(*(getattr(keys, name)[order] for name in Keys.__slots__))
-    borders = np.searchsorted(of, np.arange(len(some) + 1)).tolist()
-    for number, (low, high) in zip(numbers, pairwise(borders), strict=True):
+    buffer, record_ends = _together(some, counts, positions + sizes, max(1, int(properties.max())))
+    records = _Records(buffer, record_ends, properties, np.repeat(seeds, counts), items)
+    hashes, owners = _plain(records)
+    order = np.argsort(owners, kind="stable")  # which merges ascending runs
+    owners = owners[order]
+    every = _keys(records, hashes[order], owners, 0)
+    borders = np.searchsorted(owners, np.append(0, ends)).tolist()
+    for number, batch, (low, high) in zip(numbers, some, pairwise(borders), strict=True):
         if low < high:
-            found[number] = [every.between(low, high)]
+            mine = every.hashes[low:high], every.items[low:high]
+            found[number] = [Keys(*mine, batch.base_offset)]
 
 
 def _together(
@@ -299,75 +322,57 @@ def _together(
     return tails.view(np.uint8).data, np.arange(1, len(ends) + 1) * width
 
 
-def _known(batch: RecordBatch, begin: int, seed: int) -> _Records:
+def _known(batch: RecordBatch, begin: int, seed: int, log_offset: int) -> _Records:
     """Some records of a batch whose properties' sizes are known."""
     assert batch.properties_sizes is not None
     where = slice(begin, begin + CHUNK_RECORDS)
-    offsets = np.arange(begin, min(begin + CHUNK_RECORDS, batch.count)) + batch.base_offset
-    return _Records(
-        batch.data,
-        batch.positions[where] + batch.sizes[where],
-        batch.positions[where],
-        batch.sizes[where],
-        batch.properties_sizes[where],
-        batch.store_timestamps_ms[where],
-        offsets,
-        seed,
-    )
+    positions, sizes = batch.positions[where], batch.sizes[where]
+    numbers = np.arange(begin, begin + len(sizes))
+    items = _items(positions + log_offset, sizes, batch.store_timestamps_ms[where], numbers)
+    return _Records(batch.data, positions + sizes, batch.properties_sizes[where], seed, items)
 
 
-def _parsed(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> _Records:
-    return _Records(
-        block.buffer,
-        block.positions[chosen] + block.sizes[chosen],
-        block.positions[chosen],
-        block.sizes[chosen],
-        block.properties_sizes[chosen],
-        block.store_timestamps_ms[chosen],
-        offsets[chosen],
-        seed,
-    )
+def _parsed(block: RecordBlock, chosen: Indices, items: Items, seed: int) -> _Records:
+    ends = block.positions[chosen] + block.sizes[chosen]
+    return _Records(block.buffer, ends, block.properties_sizes[chosen], seed, items[chosen])
 
 
-def _plain(records: _Records) -> tuple[Keys, Indices]:
+def _plain(records: _Records) -> tuple[Hashes, Indices]:
+    """The hash of each key, and which record it is of."""
     sizes = records.properties_sizes
     columns = PropertyColumns(records.buffer, records.ends - sizes, sizes)
     found, hashes = [], []
-    for owners, starts, lengths in columns.lookup_keys():  # unique ids have one size, as a rule
+    for owners, starts, lengths in columns.lookup_keys():
         seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[owners]
         hashes.append(hash_many(columns.text.data, starts, lengths, seeds))
         found.append(owners)
-    at = np.concatenate(found)
-    keys = Keys(
-        np.concatenate(hashes),
-        records.offsets[at],
-        records.positions[at],
-        records.sizes[at],
-        records.store_ms[at],
-    )
-    return keys, at
+    return np.concatenate(hashes), np.concatenate(found)
 
 
-def _inner(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> Iterator[Keys]:
+def _keys(records: _Records, hashes: Hashes, owners: Indices, start: int) -> Keys:
+    items = records.items.view(_ROW)[owners].view(ITEM)
+    items["hash_low"] = hashes.astype(np.uint32)
+    return Keys(hashes, items, start)
+
+
+def _inner(
+    block: RecordBlock, chosen: Indices, items: Items, start: int, seed: int
+) -> Iterator[Keys]:
     """Of inner batches. The items of one batch share a record, which is looked into once."""
-    wanted: dict[int, list[int]] = {}
+    wanted: dict[int, dict[int, int]] = {}
     for at in chosen.tolist():
-        wanted.setdefault(int(block.positions[at]), []).append(at)
-    for position, items in wanted.items():
-        asked = {int(offsets[at]) for at in items}
+        offset = int(items["queue_offset"][at]) + start
+        wanted.setdefault(int(block.positions[at]), {})[offset] = at
+    for position, asked in wanted.items():
         found = [
-            (hash_bytes(key.encode("utf-8", "surrogateescape"), seed), offset)
+            (hash_bytes(key.encode("utf-8", "surrogateescape"), seed), asked[offset])
             for offset, key in _inner_keys(block, position)
             if offset in asked
         ]
-        count = len(found)
-        yield Keys(
-            np.array([value for value, _ in found], np.uint64),
-            np.array([offset for _, offset in found], np.int64),
-            np.full(count, position, np.int64),
-            np.full(count, block.sizes[items[0]], np.int32),
-            np.full(count, block.store_timestamps_ms[items[0]], np.int64),
-        )
+        hashes = np.array([value for value, _ in found], np.uint64)
+        mine = items[np.array([at for _, at in found], np.int64)]
+        mine["hash_low"] = hashes.astype(np.uint32)
+        yield Keys(hashes, mine, start)
 
 
 def _inner_keys(block: RecordBlock, position: int) -> Iterator[tuple[int, str]]:

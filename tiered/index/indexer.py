@@ -41,7 +41,7 @@ from tiered.format.index_object import (
     places_of,
 )
 from tiered.format.object import build_object
-from tiered.index.extract import Keys, extract_all, extract_keys, shifted, topic_seed
+from tiered.index.extract import extract_all, extract_keys, topic_seed
 from tiered.journal.typed import INT_MAX, row_of
 from tiered.log.indexed import last_cut, uncovered
 from tiered.log.parts import NO_PARTS, Cover, IndexObject, ObjectRange
@@ -51,11 +51,12 @@ from tiered.model import QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import numpy.typing as npt
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.index.extract import Hashes
+    from tiered.index.extract import Hashes, Keys
     from tiered.local.interface import RecordBatch
     from tiered.log.reader import QueueReader
     from tiered.log.state import Incarnation, Part, TierState
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 # Ordering: of each incarnation what is added goes on exactly where it ended; so what an object covers is one row of offsets
 # an incarnation.
 #
-# Memory: ``finish`` holds the object (32 bytes an item, and 2.25 for the filter) and 24 bytes an item to sort by. Before
+# Memory: ``finish`` holds the object (32 bytes an item, and 2.25 for the filter) and 20 bytes an item to sort by. Before
 # that there is the work file, on disk.
 #
 # After an error nothing is half done: the caller resets, and adds again from what the journal says is covered. An object
@@ -86,7 +87,8 @@ if TYPE_CHECKING:
 
 # -- work --------------------------------------------------------------------------------------------
 #
-# The local work file: items in the order in which they came, until there are enough of them for an index object.
+# The local work file: items in the order in which they came, until there are enough of them for an index object. They are
+# ordered by the upper halves of their hashes, which stay in memory; so what is written is read once, to its place.
 #
 # It is a cache and nothing else: an anonymous temporary file, gone with the process. Whatever is lost with it is found
 # again from the journal (``indexed_to``) and the records. What is read back has to have the checksum of what was written:
@@ -94,11 +96,12 @@ if TYPE_CHECKING:
 #
 # Threads: one.
 
-_HASH_BYTES: Final = 8
+_ROW: Final = np.dtype(f"V{ITEM_BYTES}")
+"""An item as bytes without a meaning, which NumPy puts into their place twice as fast as words."""
 
 
 class WorkFile:
-    """Hashes and items on disk; in memory only what is being added, and 16 bytes for each such addition."""
+    """Items on disk; in memory four bytes of each, what is being added, and 16 bytes for each such addition."""
 
     def __init__(self, directory: str | None = None) -> None:
         """Open a new file.
@@ -112,6 +115,7 @@ class WorkFile:
             dir=directory, prefix="tiered-index-", buffering=0
         )
         self._blocks: list[tuple[int, int]] = []
+        self._uppers: list[npt.NDArray[np.uint32]] = []
         self.count = 0
 
     def append(self, hashes: Hashes, items: Items) -> None:
@@ -121,27 +125,29 @@ class WorkFile:
             OSError: The disk does not take them; the file is of no use any more.
         """
         if len(hashes):
-            data = hashes.tobytes() + items.tobytes()
-            view = memoryview(data)
+            view = data = items.view(np.uint8).data
             try:
                 while view:
                     view = view[self._file.write(view) :]
             except OSError as error:  # the system names no file in it
                 raise OSError(error.errno, error.strerror, self._directory) from error
-            self._blocks.append((len(hashes), zlib_ng.crc32(data)))
-            self.count += len(hashes)
+            self._blocks.append((len(items), zlib_ng.crc32(data)))
+            self._uppers.append((hashes >> np.uint64(32)).astype(np.uint32))
+            self.count += len(items)
 
-    def blocks(self) -> Iterator[tuple[int, Hashes, Items]]:
+    def order_keys(self) -> Hashes:
+        """Those of all items, in the order in which they came."""
+        return order_keys(np.concatenate([np.zeros(0, np.uint32), *self._uppers]))
+
+    def blocks(self) -> Iterator[tuple[int, Items]]:
         """Everything as it was added, each with the number of its first item."""
         self._file.seek(0)
         start = 0
         for count, crc in self._blocks:
-            size = count * (_HASH_BYTES + ITEM_BYTES)
-            data = b"".join(self._chunks(size))
-            if len(data) != size or zlib_ng.crc32(data) != crc:
+            data = b"".join(self._chunks(count * ITEM_BYTES))
+            if len(data) != count * ITEM_BYTES or zlib_ng.crc32(data) != crc:
                 raise DataError("the local work file of the key index has changed")
-            hashes = np.frombuffer(data, np.uint64, count)
-            yield start, hashes, np.frombuffer(data, ITEM, count, count * _HASH_BYTES)
+            yield start, np.frombuffer(data, ITEM)
             start += count
         self._file.seek(0, 2)
 
@@ -159,8 +165,6 @@ class WorkFile:
 # -- builder -----------------------------------------------------------------------------------------
 
 
-_ROW: Final = np.dtype(f"V{ITEM_BYTES}")
-"""An item as bytes without a meaning, which NumPy puts into their place twice as fast as words."""
 COVER_MAX: Final = 2**32 - 1
 """Queue offsets of one incarnation that one object can cover: items count them with 32 bits."""
 IncarnationKey = tuple["MessageQueue", int]
@@ -240,10 +244,9 @@ class IndexBuilder:
             log_offset: Of the first byte of ``batch.data`` in the tiered commit log.
             cut_by: See ``Cover``.
         """
-        found = extract_keys(batch, topic_seed(queue.topic))
-        keys_ = (shifted(some, log_offset) for some in found)
+        found = extract_keys(batch, topic_seed(queue.topic), log_offset)
         bounds = batch.base_offset, batch.end_offset
-        self.add(queue, incarnation, *bounds, keys_, cut_by=cut_by)
+        self.add(queue, incarnation, *bounds, found, cut_by=cut_by)
 
     def add(
         self,
@@ -267,7 +270,7 @@ class IndexBuilder:
         covered = self._cover(queue, incarnation, start, cut_by)
         work = self._work = self._work or WorkFile(self._directory)
         for some in found:
-            work.append(some.hashes, _items(some, covered))
+            work.append(some.hashes, _placed(some, covered))
         covered.end = end
 
     def add_nothing(
@@ -326,14 +329,10 @@ class IndexBuilder:
         return found
 
 
-def _items(found: Keys, covered: _Covered) -> Items:
-    items = np.empty(len(found), ITEM)
-    items["hash_low"] = found.hashes.astype(np.uint32)
+def _placed(found: Keys, covered: _Covered) -> Items:
+    items = found.items.view(_ROW).copy().view(ITEM)
     items["queue"] = covered.number
-    items["log_offset"] = found.positions
-    items["store_ms"] = found.store_ms
-    items["size"] = found.sizes
-    items["queue_offset"] = found.queue_offsets - covered.start
+    items["queue_offset"] += np.uint32(found.start - covered.start)
     return items
 
 
@@ -347,20 +346,18 @@ class _Sorted:
 
 def _sorted(work: WorkFile) -> _Sorted:
     count = work.count
-    keys = np.empty(count, np.uint64)
-    lows, highs = [], []
-    for start, some, items in work.blocks():
-        end = start + len(some)
-        keys[start:end] = order_keys(some, count - end)
-        lows.append(int(items["store_ms"].min()))
-        highs.append(int(items["store_ms"].max()))
+    keys = work.order_keys()
     keys.sort()
     filter_ = build_filter(keys, bucket_bits(count))
     ties, places = Ties.of(keys), places_of(keys)
     del keys
     rows = np.empty(count, _ROW)
-    for start, some, items in work.blocks():
-        rows[places[start : start + len(some)]] = items.view(_ROW)
+    lows, highs = [], []
+    for start, items in work.blocks():
+        lows.append(int(items["store_ms"].min()))
+        highs.append(int(items["store_ms"].max()))
+        mine = places[start : start + len(items)].astype(np.int64)  # else each is cast by itself
+        rows[mine] = items.view(_ROW)
     ordered = rows.view(ITEM)
     ties.order(ordered)
     return _Sorted(ordered, filter_, min(lows, default=-1), max(highs, default=-1))
@@ -383,7 +380,7 @@ def _sorted(work: WorkFile) -> _Sorted:
 
 _LOG = logging.getLogger("tiered.index")
 FEED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Default limit: 1.8 million keys."""
+"""Default limit: 1.6 million keys."""
 STALE_S: Final = 600.0
 _ENTRY_BYTES: Final = 500
 
@@ -478,17 +475,24 @@ def _record_bytes(sections: Sequence[StoredSection]) -> int:
 
 def _extracted(sections: Sequence[StoredSection], now_s: float) -> list[_HeldKeys]:
     """The keys of each section; of none, if a record is damaged."""
+    batches: list[RecordBatch] = []
+    log_offsets: list[int] = []
+    for section in sections:
+        at = section.log_offset
+        for batch in section.batches:
+            batches.append(batch)
+            log_offsets.append(at)
+            at += memoryview(batch.data).nbytes
     try:
-        of_batches = iter(extract_all([batch for one in sections for batch in one.batches]))
+        of_batches = iter(extract_all(batches, log_offsets))
     except DataError as error:
         _LOG.warning("keys of %s are taken later: %s", sections[0].bundle, error)
         return []
     held = []
     for section in sections:
-        at, found = section.log_offset, list[Keys]()
-        for batch, some in zip(section.batches, of_batches, strict=False):
-            found += [shifted(keys, at) for keys in some]
-            at += memoryview(batch.data).nbytes
+        found = [
+            keys for _, some in zip(section.batches, of_batches, strict=False) for keys in some
+        ]
         size = sum(keys.memory_bytes for keys in found) + _ENTRY_BYTES
         held.append(_HeldKeys(tuple(found), size, now_s))
     return held

@@ -492,7 +492,7 @@ class Search:
         self._scan_left -= memoryview(data).nbytes
         for keys in extract_keys(batch.records, topic_seed(self._wish.topic)):
             mine = np.flatnonzero(keys.hashes == np.uint64(self._hash))
-            places = keys.positions[mine].tolist(), keys.queue_offsets[mine].tolist()
+            places = keys.items["log_offset"][mine].tolist(), keys.queue_offsets[mine].tolist()
             for position, offset in zip(*places, strict=True):
                 stored = decode_record(data, position, check_crc=False)
                 with self._noting(lambda: 1):

@@ -23,7 +23,7 @@ from tiered.format.property_columns import (
     Texts,
     Words,
     hash_texts,
-    split_at_blanks,
+    split_at,
 )
 from tiered.model import MessageQueue
 
@@ -175,8 +175,8 @@ def describe(columns: PropertyColumns, groups: Sequence[Group], count: int) -> D
     for queue, indices in groups:
         leads[indices] = _lead(queue.topic)
         is_meant[indices] = True
-    unique, others = columns.lookup_keys()
-    owners, starts, sizes = (np.concatenate(both) for both in zip(unique, others, strict=True))
+    found = zip(*columns.lookup_keys(), strict=True)
+    owners, starts, sizes = (np.concatenate(some) for some in found)
     kept = is_meant[owners]
     owners = owners[kept]
     hashes = columns.java_hashes(starts[kept], sizes[kept], leads[owners])
@@ -318,7 +318,7 @@ def _hash_given(keys: Sequence[str], owners: Longs, leads: Words) -> tuple[Longs
     text = "".join(keys)
     data, at = np.frombuffer(text.encode(), np.uint8), sizes.cumsum() - sizes
     if " " in text:
-        owners, at, sizes = split_at_blanks(data, Texts(owners, at, sizes))
+        owners, at, sizes = split_at(np.flatnonzero(data == ord(" ")), Texts(owners, at, sizes))
     return owners, hash_texts(data, at, sizes, leads[owners])
 
 
