@@ -171,10 +171,11 @@ class IndexThread:
 
     def _pass(self) -> bool:
         """Take a step, and make an object if it is time; whether there may be more to do at once."""
+        is_wanted = self._wanted.is_set()  # before the state, which so has all that is wanted
         state = self._state()
         self._feed.extract()
         taken = 0
-        is_late = self._wanted.is_set() and self._clock.monotonic_s() >= self._late_s
+        is_late = is_wanted and self._clock.monotonic_s() >= self._late_s
         if state is not self._done and not is_late:
             was_empty = self._builder.is_empty
             taken = self._indexer.step(state, items_max=self._settings.items_max)
@@ -182,10 +183,10 @@ class IndexThread:
                 self._since_s = self._clock.monotonic_s()
             is_full = self._builder.count >= self._settings.items_max
             self._done = None if taken or is_full else state
-        if self._is_due(is_all=not taken):
+        if self._is_due(is_all=is_wanted and not taken):
             self._publish()
             return True
-        if not taken and self._wanted.is_set() and (is_late or self._state() is self._done):
+        if not taken and is_wanted and (is_late or self._state() is self._done):
             self._flushed.set()
         return taken > 0
 
@@ -194,11 +195,7 @@ class IndexThread:
             return False
         age_s = self._clock.monotonic_s() - self._since_s
         is_old = age_s >= self._settings.age_s
-        return (
-            self._builder.count >= self._settings.items_max
-            or is_old
-            or (is_all and self._wanted.is_set())
-        )
+        return self._builder.count >= self._settings.items_max or is_old or is_all
 
     def _publish(self) -> None:
         """Make the object, and have the journal name it."""

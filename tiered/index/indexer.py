@@ -536,7 +536,7 @@ class Indexer:
             items_max: And when so many items are collected.
 
         Returns:
-            How many bytes were read; 0 when all is covered or collected.
+            How many bytes were read, or of keys that the feed had; 0 when all is covered or collected.
 
         Raises:
             BackendError: The tier did not answer; call again.
@@ -603,7 +603,7 @@ class Indexer:
                 if found is not None:
                     ends = at, part.queue_end
                     self.builder.add(queue, incarnation.number, *ends, found, cut_by=cut_by)
-                    return part.queue_end, part.log_bytes or 1
+                    return part.queue_end, sum(keys.memory_bytes for keys in found) or 1
             return self._read(queue, incarnation, cut_by, wanted)
         except BackendError:
             raise  # nothing was added
