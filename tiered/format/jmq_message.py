@@ -27,7 +27,6 @@ sizes body 4, business id 1, attributes 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import bytes_at
 from tiered.format.unpacking import Codec, UnpackError, unpack
 

@@ -44,7 +44,6 @@ done per record. ``tests/support/kafka_batches.py`` says the same one record at 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -54,6 +53,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import bytes_at
 from tiered.format.unpacking import Codec, UnpackError, unpack
 

@@ -23,7 +23,6 @@ they are gone.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from crc32c import crc32c
 
+from backends.lazy_dataclass import dataclass
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format.kafka_log import (
     KafkaFileError,
