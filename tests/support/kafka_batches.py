@@ -10,7 +10,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from crc32c import crc32c
+import google_crc32c
 
 FOLDER = Path(__file__).parent.parent / "data" / "kafka"
 NAMES = tuple(sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz")))
@@ -72,4 +72,4 @@ def batch(payload: bytes, count: int, **fields: int) -> bytes:
     has |= {"base_sequence": -1} | fields
     offset, epoch, *rest = has.values()
     packed = HEAD.pack(offset, len(payload) + 49, epoch, 2, 0, *rest, count) + payload
-    return packed[:17] + crc32c(packed[21:]).to_bytes(4, "big") + packed[21:]
+    return packed[:17] + google_crc32c.value(packed[21:]).to_bytes(4, "big") + packed[21:]

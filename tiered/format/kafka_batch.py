@@ -48,9 +48,9 @@ from enum import Enum, IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 from zlib_ng import zlib_ng
 
 from backends.lazy_dataclass import dataclass
@@ -223,7 +223,8 @@ def check_batches(block: BatchBlock, offset_min: int, offset_end: int | None = N
     where = np.flatnonzero(block.faults == BatchFault.OK)
     starts = block.positions[where]
     slices = map(slice, (starts + _CRC_FROM).tolist(), (starts + block.sizes[where]).tolist())
-    computed = np.fromiter(map(crc32c, map(view.__getitem__, slices)), np.uint32, len(where))
+    copies = map(bytes, map(view.__getitem__, slices))  # the library takes nothing else
+    computed = np.fromiter(map(google_crc32c.value, copies), np.uint32, len(where))
     block.faults[where[computed != block.headers["crc"][where]]] = BatchFault.CRC
     where = np.flatnonzero(block.faults == BatchFault.OK)
     firsts, lasts = block.base_offsets[where], block.last_offsets[where]

@@ -27,8 +27,8 @@ from itertools import pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+import google_crc32c
 import numpy as np
-from crc32c import crc32c
 
 from backends.lazy_dataclass import dataclass
 from tiered.model import MessageQueue
@@ -164,7 +164,7 @@ def parse_snapshot(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     if len(data) < _SNAPSHOT_HEAD.size:
         raise KafkaFileError("a producer snapshot is cut short")
     version, crc, count = _SNAPSHOT_HEAD.unpack_from(data)
-    if version != _SNAPSHOT_VERSION or crc32c(data[_CRC_END:]) != crc:
+    if version != _SNAPSHOT_VERSION or google_crc32c.value(data[_CRC_END:]) != crc:
         raise KafkaFileError("a producer snapshot fails its checksum, or is of another version")
     if len(data) != _SNAPSHOT_HEAD.size + count * PRODUCER_ENTRY.itemsize:
         raise KafkaFileError(f"a producer snapshot of {count} entries has {len(data)} bytes")

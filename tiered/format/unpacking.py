@@ -19,9 +19,9 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import cramjam
+import google_crc32c
 import lz4.frame
 import zstandard
-from crc32c import crc32c
 from zlib_ng import zlib_ng
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _checked_chunk(kind: int, chunk: memoryview, bytes_max: int) -> bytes:
     if kind == _PLAIN_CHUNK and len(plain) > bytes_max:
         raise UnpackError("unpacks to more than is allowed")
     data = bytes(plain) if kind == _PLAIN_CHUNK else _block(plain, bytes_max)
-    crc = crc32c(data)
+    crc = google_crc32c.value(data)
     if ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFF_FFFF != stored:
         raise UnpackError("has a Snappy chunk that fails its checksum")
     return data
