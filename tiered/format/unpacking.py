@@ -18,8 +18,6 @@ from enum import Enum
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-import cramjam
-import google_crc32c
 import lz4.frame
 import zstandard
 from zlib_ng import zlib_ng
@@ -103,7 +101,6 @@ def unpack(codec: Codec, data: Buffer, bytes_max: int) -> bytes:
     except (
         _ZlibError,
         zstandard.ZstdError,
-        cramjam.DecompressionError,
         RuntimeError,
         MemoryError,
     ) as error:
@@ -182,7 +179,12 @@ def _block(block: memoryview, bytes_max: int) -> bytes:
         raise UnpackError("has a Snappy block without a size")
     if size > bytes_max:
         raise UnpackError("unpacks to more than is allowed")
-    return bytes(cramjam.snappy.decompress_raw(block)) if size else b""
+    import cramjam  # noqa: PLC0415 (RocketMQ's bodies do without)
+
+    try:
+        return bytes(cramjam.snappy.decompress_raw(block)) if size else b""
+    except cramjam.DecompressionError as error:
+        raise UnpackError(f"cannot be unpacked: {error}") from error
 
 
 def _begins_stream(data: memoryview) -> bool:
@@ -231,6 +233,8 @@ def _checked_chunk(kind: int, chunk: memoryview, bytes_max: int) -> bytes:
     plain, stored = chunk[_CRC.size :], _CRC.unpack_from(chunk)[0]
     if kind == _PLAIN_CHUNK and len(plain) > bytes_max:
         raise UnpackError("unpacks to more than is allowed")
+    import google_crc32c  # noqa: PLC0415 (RocketMQ's bodies do without)
+
     data = bytes(plain) if kind == _PLAIN_CHUNK else _block(plain, bytes_max)
     crc = google_crc32c.value(data)
     if ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFF_FFFF != stored:
