@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import tarfile
-from typing import TYPE_CHECKING
+from base64 import b64encode
+from pathlib import Path
 
 import pytest
 from support import kafka_batches as plain
 
 from tiered.errors import InvalidError
-from tiered.format import kafka_log
+from tiered.format import kafka_batch, kafka_log
 from tiered.local import kafka_files
 from tiered.local.interface import LeftOut
 from tiered.model import MessageQueue
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module", params=plain.NAMES)
@@ -90,3 +88,47 @@ def test_a_checkpoint_that_is_not_whole_is_refused(text: str, tmp_path: Path):
     (tmp_path / "replication-offset-checkpoint").write_text(text)
     with pytest.raises(InvalidError, match="replication-offset-checkpoint"):
         kafka_files.read_log_directory(str(tmp_path))
+
+
+def test_recovery_ends_where_kafka_s_did(tmp_path: Path):
+    """Both ways: nothing of the dump lies behind the end, and no data that was kept is missing from the dump."""
+    name, path = "k04-crash-torn", tmp_path / "k04-crash-torn"
+    with tarfile.open(plain.FOLDER / f"{name}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    directory = kafka_files.read_log_directory(str(path))
+    wanted = {(r["topic"], r["partition"], r["offset"]): r for r in plain.dump(name)}
+    kept, cut = dict[tuple[str, int, int], tuple[object, ...]](), 0
+    for queue, partition in directory.partitions.items():
+        segments = kafka_files.segments_of(partition.folder)
+        point = directory.recovery_points.get(queue, 0)
+        end = kafka_files.recovered_end(segments, point, lambda s: Path(s.path).read_bytes())
+        for segment in segments:
+            if segment.base_offset > end.segment:
+                continue
+            data = Path(segment.path).read_bytes()
+            stop = end.position if segment.base_offset == end.segment else len(data)
+            cut += len(data) - stop
+            block = kafka_batch.walk_batches(data, 0, stop, size_max=1 << 27)
+            assert block.end == stop
+            sound = (~block.has(kafka_batch.CONTROL)).nonzero()[0].tolist()
+            found = kafka_batch.decode_records(block, sound, bytes_max=1 << 26)
+            assert not found.faults
+            for n, offset in enumerate(found.offsets.tolist()):
+                assert offset < end.offset
+                headers = [[h.name, text(h.value)] for h in found.headers(n)]
+                time, key = int(found.timestamps_ms[n]), text(found.key(n))
+                kept[queue.topic, queue.queue_id, offset] = (
+                    time,
+                    key,
+                    text(found.value(n)),
+                    headers,
+                )
+    assert cut
+    assert kept == {
+        place: (r["timestamp_ms"], r["key_base64"], r["value_base64"], r["headers"])
+        for place, r in wanted.items()
+    }
+
+
+def text(data: bytes | None) -> str | None:
+    return None if data is None else b64encode(data).decode()

@@ -14,8 +14,11 @@ import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
+from tiered.format.kafka_batch import BatchFault, check_batches, walk_batches
 from tiered.format.kafka_log import (
     KafkaFileError,
     parse_epochs,
@@ -34,8 +37,10 @@ from tiered.local.mapped_file_queue import (
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeVar
+
+    from typing_extensions import Buffer
 
     from tiered.format.kafka_log import LeaderEpochs
 
@@ -172,6 +177,40 @@ def unproven(segments: list[Segment], recovery_point: int) -> list[Segment]:
         default=0,
     )
     return segments[first:]
+
+
+class LogEnd(NamedTuple):
+    """Where a partition ends once Kafka has recovered it."""
+
+    offset: int  # one past the last
+    segment: int  # base offset of the segment in which it ends
+    position: int  # in that segment: what stands behind it is cut off
+
+
+def recovered_end(
+    segments: Sequence[Segment], recovery_point: int, read: Callable[[Segment], Buffer]
+) -> LogEnd:
+    """Where Kafka cuts a log after a crash: before the first batch that is incomplete or fails its checksum.
+
+    ``segments``: all of a partition, at least one. ``read`` gives the whole of one; each is asked for at most once, in
+    order, and none behind the cut, since Kafka drops those. Offsets that are out of order are not a reason to cut.
+    """
+    looked_at = unproven(list(segments), recovery_point)
+    end = LogEnd(looked_at[0].base_offset, looked_at[0].base_offset, 0)
+    for segment in looked_at:
+        data = read(segment)
+        size = memoryview(data).nbytes
+        block = walk_batches(data, 0, size, size_max=max(size, 1))
+        check_batches(block, segment.base_offset)
+        bad = np.flatnonzero((block.faults == BatchFault.CRC) | (block.faults == BatchFault.MAGIC))
+        sound = block.some(slice(0, int(bad[0]) if len(bad) else len(block)))
+        sound = sound.some(sound.faults != BatchFault.LEGACY)
+        position = int(block.positions[bad[0]]) if len(bad) else block.end
+        offset = int(sound.last_offsets.max()) + 1 if len(sound) else segment.base_offset
+        end = LogEnd(max(end.offset, offset), segment.base_offset, position)
+        if position < size:
+            break
+    return end
 
 
 def _small(path: str, parse: Callable[[str], _Parsed]) -> _Parsed:
