@@ -199,6 +199,31 @@ def test_a_damaged_section_costs_its_batch_alone(payloads: list[bytes], data: st
     assert not set(found.batches.tolist()) & found.faults.keys()
 
 
+@given(records, st.integers(0, 10**6), st.integers(0, 255))
+def test_columns_are_what_a_plain_reader_finds(some: list[plain.Plain], place: int, byte: int):
+    placed = [(n, *rest) for n, (_, *rest) in enumerate(some)]
+    payload = bytearray(plain.section(placed))
+    if payload:
+        payload[place % len(payload)] = byte
+    found = records_of(read(plain.batch(bytes(payload), len(placed), last_offset_delta=99)))
+    try:
+        wanted = plain.plain_records(bytes(payload), len(placed))
+        offsets = [record[0] for record in wanted]
+    except (ValueError, IndexError):
+        assert found.faults
+        return
+    if offsets != sorted({offset for offset in offsets if 0 <= offset <= 99}):
+        assert found.faults
+        return
+    assert not found.faults
+    assert wanted == [
+        (offset, time, found.key(n), found.value(n), tuple(found.headers(n)))
+        for n, (offset, time) in enumerate(
+            zip(found.offsets.tolist(), found.timestamps_ms.tolist(), strict=True)
+        )
+    ]
+
+
 def test_places_that_cannot_be_are_faults():
     one = plain.section([(0, 0, b"k", b"v", ())])
     rows = [0, 1, 90, 3, 4, 2, 5]

@@ -73,3 +73,44 @@ def batch(payload: bytes, count: int, **fields: int) -> bytes:
     offset, epoch, *rest = has.values()
     packed = HEAD.pack(offset, len(payload) + 49, epoch, 2, 0, *rest, count) + payload
     return packed[:17] + google_crc32c.value(packed[21:]).to_bytes(4, "big") + packed[21:]
+
+
+def plain_records(data: bytes, count: int) -> list[Plain]:
+    """The records of a section, one at a time. ValueError or IndexError: they do not use up its bytes, or are malformed."""
+    at = 0
+
+    def number(bits: int = 35) -> int:
+        nonlocal at
+        found = 0
+        for shift in range(0, bits, 7):
+            byte = data[at]
+            at += 1
+            found |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                found &= 0xFFFF_FFFF_FFFF_FFFF
+                return (found >> 1) ^ -(found & 1)
+        raise ValueError("a number that goes on")
+
+    def piece() -> bytes | None:
+        nonlocal at
+        size = number()
+        at += max(size, 0)
+        if size < -1 or at > len(data):
+            raise ValueError("a size that cannot be")
+        return None if size < 0 else data[at - size : at]
+
+    found = list[Plain]()
+    for _ in range(count):
+        size = number()
+        end = at + size
+        at += 1
+        time, offset, key, value = number(70), number(), piece(), piece()
+        headers_count = number()
+        headers = [(piece(), piece()) for _ in range(headers_count)]
+        if headers_count < 0 or at != end or any(name is None for name, _ in headers):
+            raise ValueError("a record that its fields do not fill")
+        named = tuple(((n or b"").decode("utf-8", "surrogateescape"), v) for n, v in headers)
+        found.append((offset, time, key, value, named))
+    if at != len(data):
+        raise ValueError("bytes behind the records")
+    return found
