@@ -1,0 +1,281 @@
+"""Kafka's batches: what Kafka's own classes read in captured logs, plain examples, and damage."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from base64 import b64encode
+from itertools import groupby
+from typing import Any
+
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from support import kafka_batches as plain
+
+from tiered.format import kafka_batch, kafka_transactions
+from tiered.format.kafka_batch import BatchFault, BatchStop
+from tiered.format.unpacking import Codec, UnpackError, unpack
+
+SIZE_MAX = 1 << 27
+HEADER_NAMES = ["crc", "leader_epoch", "producer_id", "producer_epoch", "base_sequence", "count"]
+
+
+def read(data: bytes, offset_min: int = 0) -> kafka_batch.BatchBlock:
+    block = kafka_batch.walk_batches(data, 0, len(data), size_max=SIZE_MAX)
+    kafka_batch.check_batches(block, offset_min)
+    return block
+
+
+def records_of(block: kafka_batch.BatchBlock, chosen: Any = None) -> kafka_batch.RecordColumns:
+    sound = [n for n in range(len(block)) if not block.faults[n]] if chosen is None else chosen
+    return kafka_batch.decode_records(block, sound, bytes_max=1 << 26)
+
+
+@pytest.mark.parametrize("name", plain.NAMES)
+def test_batches_are_kafka_s(name: str):
+    said = {
+        key: list(lines)
+        for key, lines in groupby(
+            (line for line in plain.dump(f"{name}.batches") if line["kind"] == "batch"),
+            key=lambda line: (line["dir"], line["file"]),
+        )
+    }
+    for key, data in plain.logs(name).items():
+        block = read(data, int(key[1][:20]))
+        markers = {marker.batch: marker for marker in kafka_batch.control_markers(block)}
+        assert len(block) == len(said.get(key, []))
+        for number, line in enumerate(said.get(key, [])):
+            head = block.headers[number]
+            assert {field: head[field] for field in HEADER_NAMES} == {
+                field: line[field] for field in HEADER_NAMES
+            }
+            assert block.positions[number] == line["position"]
+            assert block.last_offsets[number] == line["last_offset"]
+            assert (block.faults[number] == BatchFault.OK) == line["valid"]
+            for record in line.get("records", []):
+                kind = kafka_batch.ControlType(markers[number].kind).name
+                assert kind == record["control_type"]
+                assert markers[number].coordinator_epoch == record["coordinator_epoch"]
+
+
+@pytest.mark.parametrize("name", plain.NAMES)
+def test_records_are_those_of_a_consumer(name: str):
+    lost = {"k04-crash-torn": 1}.get(name, 0)  # what recovery gave up behind a flipped bit
+    found = [line for key, data in plain.logs(name).items() for line in lines_of(key, data)]
+    wanted = plain.dump(name)
+    assert not [line for line in wanted if line not in found]
+    assert len(found) == len(wanted) or lost
+
+
+def lines_of(key: tuple[str, str], data: bytes) -> list[dict[str, Any]]:
+    topic, _, partition = key[0].rpartition("-")
+    block = read(data, int(key[1][:20]))
+    records = records_of(block)
+    assert not records.faults
+    is_control = block.has(kafka_batch.CONTROL)
+    return [
+        {
+            "topic": topic,
+            "partition": int(partition),
+            "offset": offset,
+            "timestamp_ms": time,
+            "timestamp_type": "CREATE_TIME",
+            "key_base64": as_text(records.key(index)),
+            "value_base64": as_text(records.value(index)),
+            "headers": [[name, as_text(value)] for name, value in records.headers(index)],
+            "leader_epoch": int(block.headers["leader_epoch"][batch]),
+        }
+        for index, (batch, offset, time) in enumerate(
+            zip(
+                records.batches.tolist(),
+                records.offsets.tolist(),
+                records.timestamps_ms.tolist(),
+                strict=True,
+            )
+        )
+        if not is_control[batch]
+    ]
+
+
+def as_text(data: bytes | None) -> str | None:
+    return None if data is None else b64encode(data).decode()
+
+
+def test_transactions_are_the_node_s():
+    name = "k02-transactions"
+    text = (plain.FOLDER / f"{name}.offsets.jsonl").read_text()
+    said = {(line["topic"], line["partition"]): line for line in map(json.loads, text.splitlines())}
+    index = [line for line in plain.dump(f"{name}.batches") if line["kind"] == "txnindex"]
+    committed = plain.dump(f"{name}.committed")
+    for folder, files in groupby(plain.logs(name).items(), key=lambda file: file[0][0]):
+        topic, _, partition = folder.rpartition("-")
+        line = said[topic, int(partition)]
+        opened: dict[int, int] = {}
+        aborted, blocks = [], []
+        for key, data in files:
+            blocks.append(read(data, int(key[1][:20])))
+            opened, some = kafka_transactions.follow_transactions(opened, blocks[-1])
+            aborted += some
+        stable = kafka_transactions.last_stable_offset(opened, line["high_watermark"])
+        assert stable == line["last_stable_offset"]
+        entries = [e for found in index if found["dir"] == folder for e in found["entries"]]
+        assert [found._asdict() for found in aborted] == entries
+        offsets = []
+        for block in blocks:
+            given_to = kafka_transactions.is_given(block, aborted, stable)
+            offsets += records_of(block, given_to.nonzero()[0]).offsets.tolist()
+        assert offsets == [
+            found["offset"]
+            for found in committed
+            if (found["topic"], found["partition"]) == (topic, int(partition))
+        ]
+
+
+# -- examples --------------------------------------------------------------------------------------
+
+maybe = st.none() | st.binary(max_size=300)
+records = st.lists(
+    st.tuples(
+        st.integers(1, 40),
+        st.integers(-(2**62), 2**62),
+        maybe,
+        maybe,
+        st.lists(st.tuples(st.text(max_size=9), maybe), max_size=4).map(tuple),
+    ),
+    max_size=12,
+)
+packers = {
+    0: bytes,
+    1: gzip.compress,
+    2: lambda data: bytes(cramjam.snappy.compress_raw(data)),
+    3: lz4.frame.compress,
+    4: zstandard.ZstdCompressor().compress,
+}
+
+
+@given(st.lists(st.tuples(records, st.sampled_from(sorted(packers))), max_size=5))
+def test_what_is_written_is_read(batches: list[tuple[list[plain.Plain], int]]):
+    wanted, data, base = [], b"", 0
+    for some, codec in batches:
+        at, placed = -1, []
+        for step, *rest in some:
+            at += step
+            placed.append((at, *rest))
+        payload = packers[codec](plain.section(placed))
+        data += plain.batch(
+            payload, len(placed), base_offset=base, attributes=codec, last_offset_delta=max(at, 0)
+        )
+        wanted += [(base + offset, *rest) for offset, *rest in placed]
+        base += max(at, 0) + 1
+    block = read(data)
+    found = records_of(block)
+    assert not block.faults.any()
+    assert not found.faults
+    assert wanted == [
+        (offset, time, found.key(n), found.value(n), tuple(found.headers(n)))
+        for n, (offset, time) in enumerate(
+            zip(found.offsets.tolist(), found.timestamps_ms.tolist(), strict=True)
+        )
+    ]
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=6), st.data())
+def test_a_damaged_section_costs_its_batch_alone(payloads: list[bytes], data: st.DataObject):
+    counts = [data.draw(st.integers(-1, 5)) for _ in payloads]
+    sound = plain.section([(0, 1, b"k", None, (("h", None),))])
+    raw = b"".join(
+        plain.batch(payload, count, base_offset=10 * n, last_offset_delta=5)
+        for n, (payload, count) in enumerate(zip(payloads, counts, strict=True))
+    )
+    raw += plain.batch(sound, 1, base_offset=10 * len(payloads))
+    found = records_of(read(raw))
+    assert found.key(len(found) - 1) == b"k"
+    assert not set(found.batches.tolist()) & found.faults.keys()
+
+
+@given(records, st.integers(0, 10**6), st.integers(0, 255))
+def test_columns_are_what_a_plain_reader_finds(some: list[plain.Plain], place: int, byte: int):
+    placed = [(n, *rest) for n, (_, *rest) in enumerate(some)]
+    payload = bytearray(plain.section(placed))
+    if payload:
+        payload[place % len(payload)] = byte
+    found = records_of(read(plain.batch(bytes(payload), len(placed), last_offset_delta=99)))
+    try:
+        wanted = plain.plain_records(bytes(payload), len(placed))
+        offsets = [record[0] for record in wanted]
+    except (ValueError, IndexError):
+        assert found.faults
+        return
+    if offsets != sorted({offset for offset in offsets if 0 <= offset <= 99}):
+        assert found.faults
+        return
+    assert not found.faults
+    assert wanted == [
+        (offset, time, found.key(n), found.value(n), tuple(found.headers(n)))
+        for n, (offset, time) in enumerate(
+            zip(found.offsets.tolist(), found.timestamps_ms.tolist(), strict=True)
+        )
+    ]
+
+
+def test_places_that_cannot_be_are_faults():
+    one = plain.section([(0, 0, b"k", b"v", ())])
+    rows = [0, 1, 90, 3, 4, 2, 5]
+    block = read(b"".join(plain.batch(one, 1, base_offset=offset) for offset in rows))
+    assert [int(f) for f in block.faults] == [0, 0, 4, 0, 0, 4, 0]
+
+
+def test_legacy_is_told_from_damage():
+    raw = bytearray(plain.batch(plain.section([(0, 0, b"k", b"v", ())]), 1))
+    raw[16] = 1
+    assert read(bytes(raw)).faults.tolist() == [BatchFault.MAGIC]
+    raw[12:16] = zlib.crc32(raw[16:]).to_bytes(4, "big")
+    assert read(bytes(raw)).faults.tolist() == [BatchFault.LEGACY]
+
+
+def test_behind_damage_the_next_batch_is_found():
+    one = plain.batch(plain.section([(0, 0, b"k", b"v", ())]), 1, base_offset=5)
+    data = b"\x7f" * 100 + one
+    assert read(data).stop is BatchStop.FAULT
+    place = {"size_max": SIZE_MAX, "offset_min": 0, "offset_end": 9}
+    assert kafka_batch.find_batch(data, 0, len(data), **place) == 100
+    assert kafka_batch.find_batch(data, 0, len(data) - 1, **place) is None
+    assert read(bytes(80)).stop is BatchStop.EMPTY
+    assert read(one[:-1]).stop is BatchStop.SHORT
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_nothing_is_unpacked_beyond_a_bound(codec: Codec):
+    pack = {
+        Codec.GZIP: packers[1],
+        Codec.ZLIB: zlib.compress,
+        Codec.SNAPPY: packers[2],
+        Codec.SNAPPY_FRAMED: lambda data: bytes(cramjam.snappy.compress(data)),
+        Codec.LZ4: packers[3],
+        Codec.ZSTD: packers[4],
+    }[codec]
+    data = b"ab" * 50_000
+    packed = pack(data)
+    assert unpack(codec, memoryview(packed), len(data)) == data
+    for wrong, limit in ((packed, len(data) - 1), (packed[:-3], len(data))):
+        with pytest.raises(UnpackError):
+            unpack(codec, wrong, limit)
+
+
+@given(st.sampled_from(list(Codec)), st.binary(max_size=60))
+def test_any_bytes_are_unpacked_or_refused(codec: Codec, data: bytes):
+    with contextlib.suppress(UnpackError):
+        assert len(unpack(codec, data, 1000)) <= 1000
+
+
+def test_streams_of_xerial_follow_one_another():
+    blocks = [packers[2](b"one"), packers[2](b"two")]
+    head = b"\x82SNAPPY\0" + bytes(8)
+    framed = [head + len(block).to_bytes(4, "big") + block for block in blocks]
+    assert unpack(Codec.SNAPPY, b"".join(framed), 6) == b"onetwo"
