@@ -224,6 +224,15 @@ def test_columns_are_what_a_plain_reader_finds(some: list[plain.Plain], place: i
     ]
 
 
+def test_a_size_that_goes_on_behind_its_last_byte_is_malformed():
+    one = plain.section([(0, 0, b"k", b"v", ())])
+    size = one[0]  # one byte says it; five may, but the fifth must be the last
+    for last, is_sound in ((0x00, True), (0x80, False)):
+        payload = bytes([size | 0x80, 0x80, 0x80, 0x80, last]) + one[1:]
+        found = records_of(read(plain.batch(payload, 1)))
+        assert not found.faults == is_sound
+
+
 def test_places_that_cannot_be_are_faults():
     one = plain.section([(0, 0, b"k", b"v", ())])
     rows = [0, 1, 90, 3, 4, 2, 5]

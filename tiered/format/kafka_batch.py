@@ -421,9 +421,9 @@ def _chain(
     for _ in range(count):
         size, shift = data[at], 7
         at += 1
-        if size >= _MORE:
+        more = size >= _MORE
+        if more:
             size &= _MORE - 1
-            more = True
             while more and shift < _VARINT_BITS:
                 byte = data[at]
                 at += 1
@@ -433,7 +433,7 @@ def _chain(
         starts.append(at)
         at += size >> 1
         ends.append(at)
-        if at > end or size & 1:
+        if at > end or size & 1 or more:  # a size of six bytes is none
             starts.pop()
             ends.pop()
             return False
