@@ -230,7 +230,7 @@ def test_a_size_that_goes_on_behind_its_last_byte_is_malformed():
     for last, is_sound in ((0x00, True), (0x80, False)):
         payload = bytes([size | 0x80, 0x80, 0x80, 0x80, last]) + one[1:]
         found = records_of(read(plain.batch(payload, 1)))
-        assert not found.faults == is_sound
+        assert bool(found.faults) is not is_sound
 
 
 def test_places_that_cannot_be_are_faults():
