@@ -18,10 +18,10 @@ import hashlib
 import os
 import re
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol, cast, runtime_checkable
 
 from backends.errors import ForkedError, InvalidKeyError, InvalidRangeError, ShortReadError
+from backends.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +30,7 @@ from backends.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from backends.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from backends.errors import UnsupportedError
+from backends.lazy_dataclass import dataclass
 from backends.s3_settings import check_options, loaded, resolve, split_location
 from backends.s3_wire import DELETE_VERSION, LOCK, RULES, VERSIONS, failures_of
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from urllib.parse import urlsplit
 
 from backends.base import check_key
 from backends.errors import ConfigurationError, InvalidKeyError
+from backends.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from datetime import datetime

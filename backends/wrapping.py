@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 from backends.base import as_chunks, get_into, require_same_process, size_bytes
@@ -17,6 +17,7 @@ from backends.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
+from backends.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import builtins

@@ -20,11 +20,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from typing import TYPE_CHECKING, Final, cast
 
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from fetcher.requests import DECODERS, Arrivals
 from fetcher.runs import (
     INDEX,

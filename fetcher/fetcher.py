@@ -34,10 +34,11 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from fetcher.buffers import Memory
 from fetcher.cache import Fetch, Stock, WaitingRead
 from fetcher.limits import FREE_SHARE, FetchSettings

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 
 KIB = 1 << 10

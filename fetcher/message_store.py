@@ -29,7 +29,7 @@ Times
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +37,7 @@ import numpy as np
 
 from backends.base import FORKED, OPEN_ANEW
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from fetcher.statuses import (
     Both,
     GetResult,
@@ -565,7 +566,7 @@ class Get:
     scan: Scan  # what is wanted, and what was found so far
     deadline_s: float  # monotonic
     _bounds: QueueBounds = _NO_BOUNDS
-    _start: QueueOffset = QueueOffset(-1)  # noqa: RUF009 (a NewType: the number itself)
+    _start: QueueOffset = QueueOffset(-1)
     _is_held: bool = False
 
     def run(self) -> GetResult:

@@ -24,10 +24,11 @@ import os
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import StoreUnavailableError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
@@ -36,6 +36,7 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32, crc32_combine
 
 from backends.base import ByteRange
+from backends.lazy_dataclass import dataclass
 from fetcher.buffers import BYTES_MIN, STEP_BYTES
 from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES

@@ -14,12 +14,13 @@ Statuses
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
 from tiered.local.interface import HoleReason
 from tiered.log.parts import Gap

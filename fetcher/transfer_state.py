@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.errors import InvalidRangeError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from fetcher.requests import Asked, Attempt, Data, Range, Request, Wishes
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from backends.base import ByteRange, get_into, reads_into
 from backends.errors import ShortReadError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
 from fetcher.buffers import BYTES_MIN
 from fetcher.requests import Asked, BusyError

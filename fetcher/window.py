@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from weakref import ref
@@ -36,6 +35,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from fetcher.requests import plan_merge
 from fetcher.runs import (
     INDEX,

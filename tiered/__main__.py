@@ -30,6 +30,7 @@ def main() -> None:
     watch.begin()
     from tiered.cli.call import Surroundings  # noqa: PLC0415
 
+    gc.freeze()  # what is loaded stays: the collector need not look at it, nor count it
     os.environ.setdefault(
         "OPENBLAS_NUM_THREADS", "1"
     )  # NumPy's threads for algebra spin, and we have no algebra

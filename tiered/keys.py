@@ -41,10 +41,10 @@ of up to ``PREFIX_BYTES_MAX`` bytes (with the path of the tier's URL) keeps ever
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from backends.lazy_dataclass import dataclass
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

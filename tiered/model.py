@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType
+
+from backends.lazy_dataclass import dataclass
 
 QueueOffset = NewType("QueueOffset", int)
 """Ordinal of a message in its queue."""

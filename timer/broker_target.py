@@ -30,13 +30,13 @@ import contextlib
 import logging
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format import properties as names
 from tiered.format import sysflag

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.local.layout import TIMER_CHECK_FILE
 from tiered.local.mapped_file_queue import is_row_name
 from tiered.store.disk import make_folder, replace_file, sync_folder

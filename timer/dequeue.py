@@ -17,11 +17,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final, TypeVar, overload
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import parse_records
 from tiered.log.ranges import Ranges, clipped, is_in, joined, ranges_at, without

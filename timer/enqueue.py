@@ -12,11 +12,12 @@ Memory: what is kept of a source are the names of rolled messages and of delete 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.record import decode_record
 from tiered.local.catalog import SCHEDULE_TOPIC
 from tiered.log.timers import NEVER

@@ -39,11 +39,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES

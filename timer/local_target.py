@@ -24,7 +24,6 @@ import logging
 import threading
 from array import array
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from backends.local_files import is_vacant
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.format.block import parse_records

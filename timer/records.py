@@ -9,12 +9,12 @@ cancels the message with that unique id (or real topic, ``+`` and unique id) tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import parse_records
 from tiered.format.properties import value_of
 from tiered.format.property_columns import PropertyColumns

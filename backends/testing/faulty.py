@@ -35,7 +35,6 @@ import enum
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from backends.base import as_chunks
@@ -48,6 +47,7 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
 
 if TYPE_CHECKING:

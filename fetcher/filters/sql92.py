@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from backends.lazy_dataclass import dataclass
 from fetcher.filters.batch import (
     EXPRESSION_CHARS_MAX,
     FilterError,

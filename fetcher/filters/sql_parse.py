@@ -10,13 +10,13 @@ is bounded before it comes here.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from lark import Lark, TextSlice, Token, Transformer
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
+from backends.lazy_dataclass import dataclass
 from fetcher.filters.batch import FilterError
 from fetcher.filters.sql_tree import (
     INT_MAX,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from backends.lazy_dataclass import dataclass
 from fetcher.filters.tags import BLANKS
 
 OrderOp = Literal[">", ">=", "<", "<="]

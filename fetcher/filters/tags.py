@@ -5,11 +5,12 @@ By tag code in the index first, then by the text of the ``TAGS`` property, since
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from fetcher.filters.batch import (
     EXPRESSION_CHARS_MAX,
     FilterError,

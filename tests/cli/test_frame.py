@@ -134,7 +134,7 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]):
     assert imported(*arguments) & HEAVY == set()
 
 
-MODULES_MAX = 200
+MODULES_MAX = 150
 
 
 def test_help_loads_few_modules():

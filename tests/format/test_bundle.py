@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from tiered.format.bundle import (
     SectionTable,
     build_packed_section,
     build_section,
+    build_sections,
     build_tail,
     check_section,
     dense_items,
@@ -104,6 +106,33 @@ def test_a_plain_section_reads_back_whole_and_by_ranges(size: int, count: int):
     blocks_of(data, place)
     if size:
         assert records_by_ranges(data, place, size // 2, size) == records[size // 2 :]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([0, 1, 700, 65_535, 65_536, 65_537, 140_000]), max_size=3),
+            st.sampled_from([1, 2, 3_276, 3_277, 9_000]),
+        ),
+        max_size=5,
+    )
+)
+@settings(max_examples=60)
+def test_sections_of_a_bundle_are_those_that_are_made_one_by_one(
+    sections: list[tuple[list[int], int]],
+):
+    records = [[noise(size, number) for number, size in enumerate(sizes)] for sizes, _ in sections]
+    counts = [count for _, count in sections]
+    items = [noise(20 * count, count) for count in counts]
+    buffers, rows = build_sections(records, b"".join(items), counts)
+    start, wanted = 0, b""
+    for number, (some, listed) in enumerate(zip(records, items, strict=True)):
+        one = build_section(some, listed)
+        place = SectionTable(["t"], rows).place(number)
+        assert place == replace(one.place, start=start)
+        start += place.size_bytes
+        wanted += bytes_of(one)
+    assert b"".join(bytes(memoryview(buffer)) for buffer in buffers) == wanted
 
 
 @pytest.mark.parametrize("dictionary", [b"", text(2000, 9)])

@@ -17,6 +17,7 @@ from tiered.local.chunks import LogChunks
 from tiered.local.chunks import following as next_of
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.mapped_file_queue import FileCache
+from tiered.local.views import DeadView
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,3 +122,64 @@ def test_entries_that_lie_cost_a_walk_and_nothing_else(tmp_path: Path):
         store = following.open_store(folder)
         assert following.follow_all(store, 5_000).messages == expected
         store.close()
+
+
+# -- what is listed without a gap has no orphans ---------------------------------------------------
+
+
+def scanned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether opening a stopped store walks the log below recovery's start; all messages come either way."""
+    walks = []
+    scan = DeadView._scan
+    monkeypatch.setattr(
+        DeadView, "_scan", lambda view, *span: (walks.append(span), scan(view, *span))
+    )
+    store = following.open_store(folder)
+    assert following.follow_all(store).messages == following.expected("s01-basic").messages
+    store.close()
+    return bool(walks)
+
+
+def test_a_log_that_is_listed_without_a_gap_is_not_walked_at_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert not scanned(following.unpack("s01-basic", tmp_path), monkeypatch)
+
+
+@pytest.mark.parametrize("bit", [70, 100])  # of its size, of its place
+def test_one_entry_that_lies_has_the_log_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bit: int
+):
+    folder = following.unpack("s01-basic", tmp_path)
+    queue = min(following.expected("s01-basic").messages)
+    following.flip_entry(folder, queue, 3, bit)
+    assert scanned(folder, monkeypatch)
+
+
+def test_an_entry_that_is_gone_or_there_twice_has_the_log_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    queue = min(following.expected("s01-basic").messages)
+    for name, source in (("gone", bytes(20)), ("twice", None)):
+        folder = following.unpack("s01-basic", tmp_path / name)
+        file = min((folder / "consumequeue" / queue.topic / str(queue.queue_id)).iterdir())
+        data = bytearray(file.read_bytes())
+        data[60:80] = data[40:60] if source is None else source
+        file.write_bytes(data)
+        assert scanned(folder, monkeypatch), name
+
+
+def test_files_of_two_queues_that_changed_places_have_the_log_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Every record is listed once then, too: by another queue."""
+    folder = following.unpack("s01-basic", tmp_path)
+    one, other = sorted(following.expected("s01-basic").messages)[:2]
+    files = [
+        min((folder / "consumequeue" / queue.topic / str(queue.queue_id)).iterdir())
+        for queue in (one, other)
+    ]
+    data = [file.read_bytes() for file in files]
+    for file, mine in zip(files, reversed(data), strict=True):
+        file.write_bytes(mine)
+    assert scanned(folder, monkeypatch)

@@ -52,8 +52,8 @@ def part_of_commit(commit: GroupCommit) -> Part:
         commit.log_offset,
         commit.count,
         commit.data_bytes,
-        holes=of.holes[0],
-        times=(of.low_ms[0], of.high_ms[0]),
+        holes=int(of.holes[0]),
+        times=(int(of.low_ms[0]), int(of.high_ms[0])),
         last=commit.last,
     )
 
@@ -112,7 +112,7 @@ def test_i2_items_point_at_their_records_and_holes_say_why():
     file.append(batch_of(5, [None, b"c"]), 0.0)
     commit = file.take(0)
     of = CommitColumns.of([commit])
-    items = np.frombuffer(of.items[0], ITEM)
+    items = np.frombuffer(of.items, ITEM)
     data = b"".join(bytes(memoryview(chunk)) for chunk in commit.data())
     wanted = payload(batch_of(1, [b"a", None, (2, b"bb"), None, b"c"]))
     assert len(items) == commit.count == 6
@@ -121,7 +121,7 @@ def test_i2_items_point_at_their_records_and_holes_say_why():
         assert data[start : start + int(item["size"])] == raw
     assert items["tag_code"].tolist() == [97, 1, 97, 97, 1, 97]
     assert (of.holes[0], len(commit.quarantined)) == (2, 2)
-    assert of.high_ms[0] - of.low_ms[0] == 5
+    assert int(of.high_ms[0]) - int(of.low_ms[0]) == 5
 
 
 def test_a_commit_of_nothing_but_holes_has_no_times():
@@ -131,7 +131,7 @@ def test_a_commit_of_nothing_but_holes_has_no_times():
     commit = file.take(0)
     assert not file.has_buffered
     of = CommitColumns.of([commit])
-    assert (of.low_ms, of.high_ms, of.holes) == ([-1], [-1], [2])
+    assert (*of.low_ms, *of.high_ms, *of.holes) == (-1, -1, 2)
     assert (commit.data_bytes, commit.count) == (0, 2)
 
 
@@ -501,7 +501,7 @@ class CompositeMachine(RuleBasedStateMachine):
         commit = self.ready.pop(0)
         data = b"".join(bytes(memoryview(chunk)) for chunk in commit.data())
         of = CommitColumns.of([commit])
-        items = np.frombuffer(of.items[0], ITEM)
+        items = np.frombuffer(of.items, ITEM)
         for number, item in enumerate(items):
             start = int(item["log_offset"]) - commit.log_offset
             raw = data[start : start + int(item["size"])] if item["size"] else b""

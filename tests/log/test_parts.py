@@ -145,7 +145,7 @@ def test_i2_what_an_entry_names_is_what_was_uploaded():
             assert bytes(records) == b"".join(
                 bytes(memoryview(chunk)) for chunk in commits[number].data()
             )
-            assert bytes(items) == bytes(CommitColumns.of(commits).items[number])
+            assert bytes(items) == CommitColumns.of([commits[number]]).items
             assert (part.count, part.holes) == (4, 1)
 
 

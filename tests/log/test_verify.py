@@ -372,9 +372,11 @@ def forged(batch: RecordBatch, **said: Any) -> VerifyReport:
     commit = builder.take(replace(batch, queue=QUEUE, base_offset=QueueOffset(0)))
     of = CommitColumns.of([commit])
     place = QUEUE, 0, commit.segment, commit.log_offset, commit.queue_offset
-    row = SectionRow(*place, of.holes[0], of.low_ms[0], of.high_ms[0], commit.last)._replace(**said)
+    row = SectionRow(
+        *place, int(of.holes[0]), int(of.low_ms[0]), int(of.high_ms[0]), commit.last
+    )._replace(**said)
     key = bundle_key("", 0, 1, builder.uploader.next_id())
-    section = build_section(commit.data(), of.items[0])
+    section = build_section(commit.data(), of.items)
     table = table_of([(row, section.place)])
     tail = build_tail(table, pack_table(table))
     builder.store.put_if_absent(PREFIX + key, [*section.buffers, tail])

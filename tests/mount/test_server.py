@@ -23,7 +23,7 @@ from tiered.format.remoting import (
     frame_size,
 )
 from tiered.mount.protocol import Code, RefusalError
-from tiered.mount.server import OTHER, Budget, Exchange, RemotingServer, ServerLimits
+from tiered.mount.server import GATHER_BYTES, OTHER, Budget, Exchange, RemotingServer, ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -305,6 +305,26 @@ def test_who_takes_an_answer_slowly_but_steadily_gets_it():
             assert left <= 0
             assert not server.counters.dropped
             client.close()
+
+    run(work())
+
+
+def test_answers_to_frames_that_come_together_are_gathered_and_keep_their_room():
+    size, held = GATHER_BYTES // 2, []
+
+    def large(asked: Exchange) -> Command:
+        held.append(asked.connection.answers.used_bytes)
+        assert asked.try_room(size)
+        return Command(0, body=(bytes(size),))
+
+    async def work() -> None:
+        async with serving({LARGE: large}) as (_, port):
+            reader, writer = await connect(port)
+            writer.write(b"".join(frame(LARGE, number) for number in range(5)))
+            assert [(await receive(reader)).opaque for _ in range(5)] == [*range(5)]
+            assert held[1] == size  # the first waits for the second, which fills what goes together
+            assert max(held) < 5 * size
+            writer.close()
 
     run(work())
 

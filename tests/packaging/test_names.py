@@ -1,5 +1,6 @@
 """The four packages are ours, import without a fuss, and export what they say."""
 
+import ast
 import importlib
 import pkgutil
 import subprocess
@@ -67,3 +68,16 @@ def test_reading_a_tier_loads_no_module_that_only_types_want():
 def test_a_writer_loads_what_reads_a_tier_when_it_is_wanted():
     loaded = loaded_after("import tiered.attach.writer, tiered.attach.index")
     assert not {"tiered.log.reader", "tiered.log.decode", "tiered.format.remoting"} & set(loaded)
+
+
+def test_dataclasses_are_those_whose_methods_are_made_late(root: Path):
+    """The one of the standard library costs each start a millisecond a class."""
+    for package in PACKAGES:
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
+                    names = {one.name for one in node.names}
+                    is_ours = path.name == "lazy_dataclass.py"
+                    assert "dataclass" not in names or is_ours, (
+                        f"{path}: from backends.lazy_dataclass import dataclass"
+                    )

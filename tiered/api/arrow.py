@@ -7,12 +7,12 @@ IPv6 addresses, properties that are no UTF-8 or name one property twice. The col
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.message import messages_of
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import RecordBlock, bytes_at, parse_records

@@ -6,9 +6,9 @@ that is not there: who opens it (``tiered.journal.replay``) refuses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from backends.registry import probe
 from tiered.errors import InvalidError
 from tiered.keys import (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import bytes_at
 from tiered.format.message_forms import decompress_body, message_json

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.log.parts import Gap
 from tiered.model import QueueOffset

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from backends.errors import (
@@ -31,6 +31,7 @@ from backends.errors import (
     PermissionDeniedError,
     UntrustedError,
 )
+from backends.lazy_dataclass import dataclass
 from backends.local_files import MAKE_ROOM, advice_for
 from backends.registry import open_store
 from backends.wrapping import AroundStore, MeteredStore, RetryingStore, RetryPolicy

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings, TransferLimits
 from tiered.api.broker_place import choose_place

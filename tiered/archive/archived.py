@@ -17,13 +17,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, field, fields
 from functools import cache
 from itertools import pairwise, starmap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.model import (
     LOG,

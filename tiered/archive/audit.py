@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.bodies import PLAIN

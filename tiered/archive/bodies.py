@@ -9,10 +9,11 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.errors import InvalidError
 

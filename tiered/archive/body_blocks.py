@@ -8,11 +8,12 @@ fit. One semantics: a message becomes the same whatever block it is in.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.bodies import PREFIX, is_name
 from tiered.errors import InternalError

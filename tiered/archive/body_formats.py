@@ -7,10 +7,11 @@ import io
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_library, load_pyarrow
 from tiered.archive.bodies import (
     BOM,

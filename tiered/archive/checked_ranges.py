@@ -20,12 +20,12 @@ from __future__ import annotations
 import io
 import struct
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
+from backends.lazy_dataclass import dataclass
 from tiered.archive.damage import reading
 from tiered.errors import DataError
 

@@ -27,11 +27,11 @@ After a crash: some are gone, and the next run goes on; the log still names repl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.archive.audit import harmed_files
 from tiered.archive.latest import ROOT as TABLES
 from tiered.archive.latest import delete_leftovers, folder_of, plan_leftovers

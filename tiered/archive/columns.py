@@ -7,12 +7,12 @@ does not fit its topic's columns leaves them null in its row; the row says so, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
 from tiered.archive.body_blocks import decode_bodies

@@ -14,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from backends.lazy_dataclass import dataclass
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_library, load_pyarrow
 from tiered.archive.bodies import PREFIX

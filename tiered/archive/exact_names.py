@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

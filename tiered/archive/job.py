@@ -20,13 +20,14 @@ import contextlib
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
+from backends.lazy_dataclass import dataclass
 from backends.local_files import advice_for, write_regular
 from backends.registry import probe
 from tiered import __version__

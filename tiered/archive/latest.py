@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +34,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile, with_sums

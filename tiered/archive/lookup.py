@@ -22,7 +22,7 @@ import logging
 import re
 import struct
 from base64 import b64encode
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +32,7 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import AlreadyExistsError, ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.archive.archived import OffsetRanges, SavedRun
 from tiered.archive.bodies import BodyColumns
 from tiered.archive.model import (

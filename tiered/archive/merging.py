@@ -17,11 +17,12 @@ After a crash: new files that no entry names, and the old ones count; or the ent
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.archive.damage import read_proven
 from tiered.archive.machine import (
     append_if,

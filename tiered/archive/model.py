@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
+from backends.lazy_dataclass import dataclass
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered import __version__
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import chunks_with_sums, require_sums, with_sums

@@ -7,12 +7,13 @@ are no longer part of the archive), and what stays of their offsets is archived 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.archive.bodies import PLAIN, BodyLayout
 from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveQueue, Truncation, digest_of
 from tiered.log.parts import Incarnation, Parts, Segment, Segments

@@ -24,10 +24,10 @@ import logging
 import os
 import re
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from backends.local_files import MAKE_ROOM, is_full
 from tiered.api.arrow import load_library, load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile

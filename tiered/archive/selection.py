@@ -5,10 +5,11 @@ What is chosen by coarse means (the log, statistics) may hold too much, never to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.errors import InvalidError, nearest
 

@@ -10,10 +10,11 @@ tier has not any more, or was compacted of since, stays as it is and is named.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.archive.audit import tier_parts
 from tiered.archive.bodies import BodyLayout, column_names
 from tiered.archive.body_blocks import OTHERS

@@ -21,13 +21,14 @@ segments share objects of the tier, ``HELD_BYTES`` of these.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.body_blocks import BodyCounts

@@ -26,12 +26,13 @@ retries                      messages of ``%RETRY%`` topics that their group has
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.record import RecordError, decode_record
 from tiered.local.catalog import TIMER_TOPICS
 from tiered.local.consumequeues import PlainQueue

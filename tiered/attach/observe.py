@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends.lazy_dataclass import dataclass
 from tiered.local.catalog import TIMER_TOPICS
 from tiered.local.rocketmq import RocketMQStore
 from tiered.metrics import Sample

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from backends.lazy_dataclass import dataclass
 from tiered.dispatch.settings import DispatchSettings
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ import random
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
 from tiered.api.broker_place import (
     require_conditional_writes,

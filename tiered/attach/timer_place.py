@@ -6,9 +6,9 @@ timer; everything that works on a tier works on this one as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.broker_place import SIGNS, Place, choose_place
 from tiered.errors import ClosedError, FencedError, InvalidError
 from tiered.keys import JOURNAL, LEASE, TIMER

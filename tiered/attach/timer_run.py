@@ -20,10 +20,11 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.api.stores import PatientStore, backend_errors, open_metered, with_retries
 from tiered.attach.timer_place import choose_timers, take_lease
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError

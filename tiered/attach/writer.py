@@ -15,10 +15,11 @@ import contextlib
 import logging
 import random
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
 from backends.wrapping import put_own
 from tiered.api.broker_place import (

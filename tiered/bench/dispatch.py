@@ -11,10 +11,11 @@ import resource
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.errors import InvalidError
 

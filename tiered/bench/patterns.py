@@ -19,11 +19,12 @@ import random
 import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from backends.base import get_into
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
 from tiered.errors import InvalidError
 from tiered.format.properties import split_keys

@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
+from backends.lazy_dataclass import dataclass
 from fetcher.limits import FetchSettings, TransferLimits
 from tiered.api.tier import Tier
 from tiered.bench.dispatch import Cost, Measured, Stopwatch, peak_rss_bytes

@@ -20,10 +20,11 @@ import os
 import shutil
 import statistics
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.bench.dispatch import MIB, Stopwatch
 from tiered.format.broker_checkpoint import decode_checkpoint, encode_checkpoint
 from tiered.store.bulk import make_store

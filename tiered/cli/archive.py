@@ -8,9 +8,10 @@ import itertools
 import os
 import random
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from backends.local_files import is_full, read_regular
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON

@@ -6,12 +6,12 @@ import json
 import random
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.frame import group
 from tiered.cli.options import argument, maybe, option, required, taken

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
-from tiered.api.stores import open_for_reading
+from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.options import Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
@@ -201,6 +201,8 @@ class Call:
 
     def both(self, url: str, *, give_up_s: float | None = None) -> tuple[ObjectStore, ObjectStore]:
         """The object store that a URL names, without retries (for a journal's writer) and with; see ``objects``."""
+        from tiered.api.stores import open_for_reading
+
         found = open_for_reading(url, self.s3_options(), self.clock, give_up_s=give_up_s)
         self.opened.callback(found.close)
         return found.meter, found.store

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, BinaryIO
 
+from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.frame import command
 from tiered.cli.options import SpanOptions, argument, flag, option

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
 from tiered.cli.frame import command

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from backends.lazy_dataclass import dataclass
 from tiered.cli.frame import COMPLETION_VARIABLE, command, group, program
 from tiered.cli.options import argument
 from tiered.cli.output import Output

@@ -10,10 +10,10 @@ import hashlib
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from backends.local_files import is_vacant
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON

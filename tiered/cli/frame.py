@@ -10,11 +10,10 @@ import importlib
 import inspect
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
-from tiered.api.stores import backend_errors
 from tiered.cli.call import Call, CommonOptions, Surroundings
 from tiered.cli.options import (
     ENVIRONMENT_PREFIX,
@@ -43,34 +42,43 @@ _VERBOSE = frozenset({"attach", "mount"})
 
 ALIASES: Mapping[str, str] = {"take-back": "truncate"}
 """Other names of commands, which help and completion do not list."""
-MODULES: Mapping[str, str] = {
-    "demo": "demo",
-    "attach": "attach",
-    "status": "status",
-    "ls": "status",
-    "cat": "cat",
-    "query": "query",
-    "verify": "verify",
-    "archive": "archive",
-    "sql": "sql",
-    "gc": "planned",
-    "expire": "planned",
-    "delete-topic": "planned",
-    "truncate": "planned",
-    "compact": "compact",
-    "lease": "status",
-    "rebuild": "verify",
-    "doctor": "doctor",
-    "mount": "mount",
-    "restore": "restore",
-    "timer": "timer",
-    "store": "store",
-    "policy": "doctor",
-    "bench": "bench",
-    "config": "config",
-    "completion": "config",
+
+
+class _Listed(NamedTuple):
+    """What is known of a command before it is loaded."""
+
+    module: str  # of ``tiered.cli``, where it describes itself
+    summary: str  # the first sentence of its help: who asks for all commands loads none
+
+
+LISTED: Mapping[str, _Listed] = {
+    "demo": _Listed("demo", "Shows the whole story on a local folder, without a server."),
+    "attach": _Listed("attach", "Follows a store directory, live or dead, and tiers it."),
+    "status": _Listed("status", "Says how far each queue is tiered, and what waits and why."),
+    "ls": _Listed("status", "Lists topics and queues, or the segments and their objects."),
+    "cat": _Listed("cat", "Prints the messages of a topic, queue after queue."),
+    "query": _Listed("query", "Finds messages by key or unique id, newest first."),
+    "verify": _Listed("verify", "Checks that a tier is whole, or equal to a local store."),
+    "archive": _Listed("archive", "Rewrites sealed segments as Parquet, or verifies them."),
+    "sql": _Listed("sql", "Answers a question in SQL from an archive."),
+    "gc": _Listed("planned", "Deletes what no reader can reach any more: plan, then apply."),
+    "expire": _Listed("planned", "Gives up messages older than a time to live: plan, then apply."),
+    "delete-topic": _Listed("planned", "Gives up everything of a topic: plan, then apply."),
+    "truncate": _Listed("planned", "Ends a queue at an earlier offset: plan, then apply."),
+    "compact": _Listed("compact", "Keeps the newest message of each key: plan, then apply."),
+    "lease": _Listed("status", "Says who writes a tier and until when, or frees its lease."),
+    "rebuild": _Listed("verify", "Makes a lost journal again, from the objects."),
+    "doctor": _Listed("doctor", "Looks for what is set up wrong, and says what to do."),
+    "mount": _Listed("mount", "Serves a tier read-only to RocketMQ's clients."),
+    "restore": _Listed("restore", "Makes a store directory of a tier, for a broker to start on."),
+    "timer": _Listed("timer", "Keeps messages that are due much later."),
+    "store": _Listed("store", "Makes and writes local stores without a broker."),
+    "policy": _Listed("doctor", "Prints the S3 policy that a role needs."),
+    "bench": _Listed("bench", "Measures this machine against plain copying."),
+    "config": _Listed("config", "Shows the settings in force."),
+    "completion": _Listed("config", "Prints the completion script of a shell."),
 }
-"""Commands in the order of help, and where each describes itself: a module is loaded when its command is called."""
+"""Commands in the order of help: a module is loaded when its command is called."""
 
 
 class _Sections:
@@ -163,13 +171,18 @@ class _Root(Program):
     """All commands, each loaded when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        return list(MODULES)
+        return list(LISTED)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's signature)
+        """A line for each, without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in LISTED.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
         name = ALIASES.get(cmd_name, cmd_name)
-        if name not in MODULES:
+        if name not in LISTED:
             return None
-        module = importlib.import_module(f"tiered.cli.{MODULES[name]}")
+        module = importlib.import_module(f"tiered.cli.{LISTED[name].module}")
         found = (one for one in vars(module).values() if isinstance(one, click.Command))
         return next(one for one in found if one.name == name)
 
@@ -256,6 +269,7 @@ def all_settings() -> tuple[Setting, ...]:
 def _run(run: Callable[[Call], int], call: Call) -> int:
     import logging
 
+    from tiered.api.stores import backend_errors
     from tiered.cli.stderr import logging_to_stderr
 
     level = logging.INFO if call.section in _VERBOSE else logging.WARNING

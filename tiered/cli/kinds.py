@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from backends.lazy_dataclass import dataclass
 from tiered.addresses import address
 from tiered.cli.values import (
     Moment,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.addresses import Address, Addresses, addresses
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON

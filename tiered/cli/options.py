@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import click
 
-from backends.local_files import read_regular
+from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.values import format_duration, format_size
 from tiered.errors import InvalidError, nearest
@@ -62,7 +62,7 @@ class Shape(enum.Enum):
     """Several values, in one text (see ``Setting.separator``) or, in a file, in a list."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One thing that can be set."""
 
@@ -213,7 +213,7 @@ def _field(setting: Setting) -> object:
     return dataclasses.field(default=setting.default, metadata={"setting": setting})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpanOptions:
     """From when to when messages are taken of each queue."""
 
@@ -229,7 +229,7 @@ class SpanOptions:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreFileOptions:
     """How large the files of a store that is made are."""
 
@@ -320,7 +320,7 @@ class _Kind(_ParamType):
         return [CompletionItem(text) for text in fitting]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SettingInForce:
     """A value and where it came from (``default``, ``file PATH``, ``environment NAME``, ``command line``)."""
 
@@ -403,6 +403,8 @@ def taken(kind: type[T], options: object, **more: object) -> T:
 def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
     """The settings of a TOML file by key, not converted yet."""
     import tomllib
+
+    from backends.local_files import read_regular
 
     try:
         document = tomllib.loads(read_regular(path).decode())

@@ -6,12 +6,12 @@ import itertools
 import json
 import re
 import textwrap
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import zip_longest
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.cli.values import SAFE, json_text, printable
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command

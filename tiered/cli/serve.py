@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from backends.lazy_dataclass import dataclass
 from tiered.addresses import Address, listening
 from tiered.cli import kinds
 from tiered.cli.options import flag, option

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from backends.local_files import advice_for
 from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions

@@ -15,9 +15,9 @@ import logging
 import os
 import sys
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from backends.lazy_dataclass import dataclass
 from backends.local_files import read_regular
 from tiered.cli.signals import at_end
 from tiered.cli.values import format_time, printable

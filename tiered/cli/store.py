@@ -6,9 +6,9 @@ import contextlib
 import json
 import sys
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from backends.local_files import is_vacant
 from tiered.addresses import Address, addresses
 from tiered.cli import kinds

@@ -7,8 +7,9 @@ reader who began before it was first compacted has had ``tombstone_retention_ms`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from backends.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

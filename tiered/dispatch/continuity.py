@@ -27,11 +27,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.dispatch.group_commit import Fact, retry_level
 from tiered.log.divergence import (
     Change,

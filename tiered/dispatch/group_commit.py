@@ -24,7 +24,6 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -32,12 +31,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.errors import AlreadyExistsError, BackendError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered import keys
 from tiered.crashpoints import reached
 from tiered.dispatch.settings import MemoryBudget
 from tiered.errors import FencedError, InternalError, StoreUnavailableError, TieredStoreError
-from tiered.format.bundle import build_section, build_tail, pack_table
+from tiered.format.bundle import SectionTable, build_sections, build_tail, pack_table
 from tiered.format.object import build_object
 from tiered.log.bundles import (
     SectionRow,
@@ -54,6 +54,8 @@ from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Buffer
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
@@ -115,10 +117,6 @@ class Uploader:
             alone: They are of one queue, and the bundle is its own.
         """
         reached("bundle-begun")
-        said = CommitColumns.of(commits)
-        rows = map(_row, commits, said.holes, said.low_ms, said.high_ms)
-        built = map(build_section, (commit.data() for commit in commits), said.items)
-        sections = list(zip(rows, built, strict=True))
         first = commits[0]
         if alone:
             key = keys.queue_bundle_key(
@@ -131,7 +129,7 @@ class Uploader:
             )
         else:
             key = keys.bundle_key("", 0, self._clock.now_ms(), self.next_id())
-        stored = self._put_bundle(key, sections, 0)
+        stored = self._put_bundle(key, *commit_sections(commits))
         reached("bundle-stored")
         return stored
 
@@ -149,20 +147,18 @@ class Uploader:
             key = keys.topic_bundle_key("", output.topic, level, now_ms, made, escapes_case=escapes)
         else:
             key = keys.bundle_key("", level, now_ms, made)
-        return self._put_bundle(key, sections, level)
-
-    def _put_bundle(
-        self, key: str, sections: Sequence[tuple[SectionRow, Section]], level: int
-    ) -> StoredBundle:
         table = table_of(((row, section.place) for row, section in sections), level)
+        buffers = [buffer for _, section in sections for buffer in section.buffers]
+        return self._put_bundle(key, table, buffers)
+
+    def _put_bundle(self, key: str, table: SectionTable, buffers: Sequence[Buffer]) -> StoredBundle:
         packed = pack_table(table)
         tail = build_tail(table, packed)
-        buffers = [buffer for _, section in sections for buffer in section.buffers]
         put_own(self._store, self._prefix + key, [*buffers, tail])
         size = int(table.rows["size_bytes"].sum()) + len(tail)
-        if not level:
+        if not table.level:
             self.budget.keep(key, buffers, size)
-        return StoredBundle(table, packed, sections_of(Bundle(key, size, level), table))
+        return StoredBundle(table, packed, sections_of(Bundle(key, size, table.level), table))
 
     def put_quarantine(self, commit: GroupCommit) -> int:
         """Upload the raw bytes and the reason of each damaged record; how many there were."""
@@ -196,18 +192,25 @@ class Uploader:
         return keys.ObjectId(self._epoch, self._writer, next(self._sequences))
 
 
-def _row(commit: GroupCommit, holes: int, low: int, high: int) -> SectionRow:
-    return SectionRow(
-        commit.queue,
-        commit.incarnation,
-        commit.segment,
-        commit.log_offset,
-        commit.queue_offset,
-        holes,
-        low,
-        high,
-        commit.last,
+def commit_sections(commits: Sequence[GroupCommit]) -> tuple[SectionTable, list[Buffer]]:
+    """The sections of commits, and their bytes: all of a bundle of level 0 but its tail."""
+    said = CommitColumns.of(commits)
+    counts = [commit.count for commit in commits]
+    buffers, rows = build_sections((commit.data() for commit in commits), said.items, counts)
+    number: dict[str, int] = {}
+    rows["topic"] = [number.setdefault(one.queue.topic, len(number)) for one in commits]
+    rows["queue_id"] = [one.queue.queue_id for one in commits]
+    rows["incarnation"] = [one.incarnation for one in commits]
+    rows["segment"] = [one.segment for one in commits]
+    rows["log_offset"] = [one.log_offset for one in commits]
+    rows["queue_offset"] = [one.queue_offset for one in commits]
+    rows["last"] = [one.last for one in commits]
+    rows["holes"], rows["store_min_ms"], rows["store_max_ms"] = (
+        said.holes,
+        said.low_ms,
+        said.high_ms,
     )
+    return SectionTable(list(number), rows), buffers
 
 
 # -- group_commit ------------------------------------------------------------------------------------

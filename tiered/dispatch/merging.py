@@ -24,11 +24,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange
 from backends.errors import AlreadyExistsError, BackendError, InvalidRangeError, ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Fact, refused, retry_level
 from tiered.errors import DataError, TieredStoreError

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
-from typing_extensions import Buffer
-
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format.bundle import PACK_LEVEL, PACK_LEVEL_MAX
 from tiered.log.composite import CommitPolicy
@@ -17,6 +16,8 @@ from tiered.log.merge import BUNDLE_BYTES_MAX, FAN_IN, OWN_BYTES, MergePolicy
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Iterator, Sequence
+
+    from typing_extensions import Buffer
 
     from tiered.clock import Clock
 

@@ -12,7 +12,6 @@ at a time, in plain code; a property test holds the two equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, starmap
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.format import properties, sysflag
 from tiered.format.record import (
     BODY_AT,

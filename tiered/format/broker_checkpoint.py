@@ -22,10 +22,12 @@ its newest index file begins, and keeps its own beside it.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
+
+from backends.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -55,7 +55,6 @@ bear out: a table unpacks to at most ``TABLE_BYTES_MAX`` and a thousand times it
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -64,12 +63,13 @@ import numpy.typing as npt
 import zstandard
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.format.items import ITEM, ITEM_BYTES
 from tiered.format.object import block_crcs, block_sizes, combined, damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -274,20 +274,60 @@ def build_section(
     ``may_be_sparse``: items that compaction took away need not be stored. InvalidError: it would be larger than
     ``SECTION_BYTES_MAX``.
     """
-    size, crcs = block_crcs(records)
     stored, count, gone = _stored_items(items, may_be_sparse=may_be_sparse)
-    items_bytes, more = block_crcs([stored])
-    table = struct.pack(f">{len(crcs) + len(more)}I", *crcs, *more)
-    if len(crcs) == len(more) == 1:
-        crc = zlib_ng.crc32_combine(crcs[0], more[0], items_bytes)
+    size, crc, rest = _proven(records, memoryview(stored).cast("B"))
+    place = SectionPlace(0, size, size, count, size + len(rest), crc, gone)
+    return Section([*records, rest], place)
+
+
+def build_sections(
+    records: Iterable[Sequence[Buffer]], items: Buffer, counts: Sequence[int]
+) -> tuple[list[Buffer], npt.NDArray[np.void]]:
+    """The plain sections of a whole bundle, each as ``build_section`` makes it.
+
+    Args:
+        records: Of each section.
+        items: Of all sections, one behind another.
+        counts: How many of them are each section's; one at least.
+
+    Returns:
+        Their bytes, in order, the records' not copied; and ``SECTION_ROW``, one a section, in which no more is said than
+        where each lies, and what proves it.
+    """
+    listed = memoryview(items).cast("B")
+    buffers: list[Buffer] = []
+    sizes, crcs, wholes, at = [], [], [], 0
+    for some, count in zip(records, counts, strict=True):
+        end = at + ITEM_BYTES * count
+        size, crc, rest = _proven(some, listed[at:end])
+        buffers += some
+        buffers.append(rest)
+        sizes.append(size)
+        crcs.append(crc)
+        wholes.append(size + len(rest))
+        at = end
+    rows = np.zeros(len(sizes), SECTION_ROW)
+    rows["records_bytes"] = rows["stored_bytes"] = sizes
+    rows["count"], rows["crc"], rows["size_bytes"] = counts, crcs, wholes
+    rows["start"] = _starts(rows["size_bytes"])
+    return buffers, rows
+
+
+def _proven(records: Sequence[Buffer], items: memoryview) -> tuple[int, int, bytes]:
+    """Of a plain section: bytes of its records, its checksum, and what stands behind its records."""
+    size, crcs = block_crcs(records)
+    if size <= BLOCK_BYTES >= len(items):
+        more = [zlib_ng.crc32(items)]
+        crc = zlib_ng.crc32(items, *crcs)
     else:
-        sizes = chain(block_sizes(size), block_sizes(items_bytes))
-        crc = combined(zip([*crcs, *more], sizes, strict=True))
-    whole = size + items_bytes + len(table)
-    if whole > SECTION_BYTES_MAX:
+        items_bytes, more = block_crcs([items])
+        blocks = chain(block_sizes(size), block_sizes(items_bytes))
+        crc = combined(zip([*crcs, *more], blocks, strict=True))
+    rest = b"".join((items, struct.pack(f">{len(crcs) + len(more)}I", *crcs, *more)))
+    if size + len(rest) > SECTION_BYTES_MAX:
+        whole = size + len(rest)
         raise InvalidError(f"a section of {whole:,} bytes is larger than the format allows")
-    place = SectionPlace(0, size, size, count, whole, crc, gone)
-    return Section([*records, b"".join((stored, table))], place)
+    return size, crc, rest
 
 
 def build_packed_section(

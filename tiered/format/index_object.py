@@ -27,12 +27,12 @@ incarnation, start and end (queue offsets).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import OtherVersionError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from binascii import b2a_base64
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -17,6 +17,7 @@ import lz4.frame
 import zstandard
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
 from tiered.format.record import offset_msg_id

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, OtherVersionError
 
 if TYPE_CHECKING:

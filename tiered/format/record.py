@@ -36,7 +36,6 @@ which reads many records at once, is held equal by a property test (through
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -44,6 +43,7 @@ from typing import TYPE_CHECKING, Final
 
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.format import properties, sysflag
 
 if TYPE_CHECKING:

@@ -39,11 +39,13 @@ import contextlib
 import json
 import socket
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from itertools import count
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
+
+from backends.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -9,13 +9,14 @@ Records that hold inner batches are taken one by one: keys are those of their in
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys

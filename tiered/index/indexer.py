@@ -19,13 +19,13 @@ import tempfile
 import threading
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import BackendError, ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered import keys
 from tiered.errors import DataError

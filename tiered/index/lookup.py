@@ -22,7 +22,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +32,7 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.format.index_object import (
     BUCKET_BITS_MAX,

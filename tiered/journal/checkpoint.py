@@ -27,13 +27,13 @@ import binascii
 import hashlib
 import json
 import zlib
-from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
 from tiered.journal.typed import as_row, row_of

@@ -27,7 +27,6 @@ import contextlib
 import math
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +36,7 @@ from backends.errors import (
     PreconditionFailedError,
     UnknownOutcomeError,
 )
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import set_own
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, OtherVersionError

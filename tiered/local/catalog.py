@@ -6,9 +6,9 @@ Changed only under the store's lock; ``states`` may be read by any thread.
 from __future__ import annotations
 
 import pathlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.local.classification import OFFSET_MAX, is_queue_name
 from tiered.local.consumequeues import BatchQueue, PlainQueue, QueueIndex

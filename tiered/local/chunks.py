@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import RecordBlock, Stop, split_records
 from tiered.format.record import SIZE_AND_MAGIC, RecordFault
 

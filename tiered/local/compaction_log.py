@@ -21,13 +21,13 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import (
     check_records,

@@ -11,12 +11,12 @@ only when the record is looked at (``tiered.local.queue_reader``, ``tiered.local
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.items import (
     BATCH_ITEM,
     BATCH_ITEM_BYTES,

@@ -10,10 +10,11 @@ the reason in its tag code, and its raw bytes in ``quarantined``. Nothing above 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from backends.lazy_dataclass import dataclass
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:

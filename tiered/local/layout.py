@@ -16,11 +16,12 @@ import stat
 import struct
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
 from tiered.format.broker_checkpoint import TimerCheck, decode_timer_check
 from tiered.format.fastjson import loads

@@ -8,11 +8,11 @@ once, into columns (``SmallQueues``): then a chunk costs by its records, and not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import Groups, RecordBlock, inner_counts
 from tiered.format.items import ITEM, ITEM_BYTES, Items, is_filler
 from tiered.format.sysflag import is_listable
@@ -137,10 +137,12 @@ class SmallQueues:
         """Whether all of a queue's entries are here."""
         return queue in self._numbers
 
-    def places(self) -> Longs:
-        """int64[n], rising: the places that the queues here list."""
+    def listed(self) -> Longs:
+        """int64[2, n]: the places that the queues here list, rising, and the sizes beside them."""
         named = self._items[:-1][~is_filler(self._items[:-1])]
-        return np.sort(named["physical_offset"].astype(np.int64))
+        places = named["physical_offset"].astype(np.int64)
+        order = np.argsort(places, kind="stable")
+        return np.stack((places[order], named["size"][order].astype(np.int64)))
 
     def numbers(self, groups: Groups) -> Longs:
         """Which of the queues here each group is of; -1: none."""

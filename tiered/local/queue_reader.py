@@ -6,13 +6,13 @@ give (damaged records, stale entries). Every queue offset asked for comes back, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import (
     RecordBlock,
     check_records,

@@ -19,12 +19,13 @@ from __future__ import annotations
 import os
 import pathlib
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError
 from tiered.format import properties

@@ -3,9 +3,10 @@
 **A stopped store** (``DeadView``): one look at it, which stays true as long as nobody starts on it. The log ends where a
 broker's start would end it (``tiered.local.chunks``). Within that end everything
 counts: consume queues as they stand, cut as a start cuts them, and, where they say nothing, entries rebuilt from the
-log in memory. What is walked at opening: the part that a start walks; the whole log when it is small
-(``whole_log_bytes_max``) or something suggests that consume queues are missing. A follower that meets an orphan
-record later has it decided on here as well, so that nothing is passed over in silence.
+log in memory. What is walked at opening: the part that a start walks; the whole log when something suggests that
+consume queues are missing, or when it is small (``whole_log_bytes_max``) and their entries do not tile it, one record
+behind the other. A follower that meets an orphan record later has it decided on here as well, so that nothing is
+passed over in silence.
 
 A file of a consume queue that lists another queue's records, all of them such as no entry of their own names, has
 another's place (a copy went wrong, say): it counts as missing, and is named.
@@ -45,13 +46,15 @@ what is listed behind it is counted, and the place told: "not yet", and never a 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import distinct, queue_groups
-from tiered.format.items import FILLER_SIZE
+from backends.lazy_dataclass import dataclass
+from tiered.format.block import distinct, parse_records, queue_groups, topic_bytes
+from tiered.format.items import FILLER_SIZE, is_message
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
 from tiered.local.chunks import (
     CHUNK_BYTES,
@@ -78,7 +81,7 @@ from tiered.local.orphan_records import OrphanRecords
 from tiered.local.queue_reader import HeldQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
@@ -143,6 +146,8 @@ _FILE_ENTRIES: Final = 64
 """Entries of a file that are looked at to know whose it is."""
 _STRANGE_MIN: Final = 3
 """Records that are damaged alike in their queue or offset, and sound else, are so many at most."""
+_FIRSTS: Final = 256
+"""First records of files that are looked at in one go."""
 _LEFT_READ: Final = 4_000
 """Entries of one queue behind the log's end that are looked at in one go."""
 
@@ -201,7 +206,7 @@ class DeadView(View):
     def _begin(self) -> None:
         self.log_end = self.torn_bytes = 0
         self.listing = SmallQueues()  # entries of the small queues
-        self._small = self.listing.places()  # where the records are that those name
+        self._small = self.listing.listed()  # where the records are that those name
         self._tails: dict[MessageQueue, QueueTail] = {}
         self._listed: dict[MessageQueue, int] = {}
         """One past the last queue offset of which a record was seen that counts."""
@@ -221,7 +226,7 @@ class DeadView(View):
         if not self.log.bases:
             return
         self.listing = SmallQueues(self.catalog.states.values())
-        self._small = self.listing.places()
+        self._small = self.listing.listed()
         known = self.listing.ends(0, 0)
         for queue, state in self.catalog.states.items():
             self._tails[queue] = known[queue][0] if queue in known else state.index.tail()
@@ -363,9 +368,9 @@ class DeadView(View):
             self._take(chunk.block, chunk.block.faults == RecordFault.OK, replayed=False)
 
     def _needs_whole_scan(self, start: int, whole_log_bytes_max: int) -> bool:
-        """Whether the log is small, or a record that begins a file is not listed where it should be."""
+        """Whether the log is small and not tiled by what is listed, or what begins a file is not listed where it should."""
         if self.log_end - self.log.bases[0] <= whole_log_bytes_max:
-            return True
+            return not (self._is_tiled(start) and self._begin_with_own())
         for base in self.log.bases:
             if base >= start:
                 break
@@ -376,6 +381,56 @@ class DeadView(View):
                 )
                 return True
         return False
+
+    def _is_tiled(self, end: int) -> bool:
+        """Whether consume queues list every record below ``end``, where a file begins: each once, nothing between."""
+        index = self.log_index()
+        for base in self.log.bases:
+            if base >= end:
+                break
+            stop = base + self.log.file_bytes
+            at = index.tiled_end(base, stop)
+            head = self.log.read(at, min(SIZE_AND_MAGIC.size, stop - at))
+            if len(head) == SIZE_AND_MAGIC.size and SIZE_AND_MAGIC.unpack(head)[1] != MAGIC_BLANK:
+                return False
+            if at < stop and not head:
+                return False
+        return True
+
+    def _begin_with_own(self) -> bool:
+        """Whether each file of a consume queue begins with a record of its own queue, so that none has another's place."""
+        firsts: list[tuple[MessageQueue, int, int, int]] = []
+        for queue, state in self.catalog.states.items():
+            index = state.index
+            if index.is_batch:
+                return False
+            for base in index.row.bases:
+                at = base // index.unit_bytes
+                unit = index.units(at, at + 1)
+                if len(unit) and 0 <= unit["physical_offset"][0] < self.log_min:
+                    at = index.first_not_below(self.log_min, at + index.row.file_bytes)
+                    if at >= (base + index.row.file_bytes) // index.unit_bytes:
+                        continue  # it names nothing that is left
+                    unit = index.units(at, at + 1)
+                if not len(unit) or not is_message(unit)[0]:
+                    return False
+                firsts.append((queue, at, int(unit["physical_offset"][0]), int(unit["size"][0])))
+        firsts.sort(key=itemgetter(2))
+        return all(self._are_own(firsts[n : n + _FIRSTS]) for n in range(0, len(firsts), _FIRSTS))
+
+    def _are_own(self, named: Sequence[tuple[MessageQueue, int, int, int]]) -> bool:
+        """Whether at some places stand records of so many bytes that are of these queues, at these queue offsets."""
+        if any(size > CHUNK_BYTES for *_, size in named):
+            return False
+        data = [self.log.read(place, size) for *_, place, size in named]
+        sizes = np.array([size for *_, size in named], np.int32)
+        block = parse_records(b"".join(data), np.cumsum(sizes, dtype=np.int64) - sizes, sizes)
+        found = zip(block.queue_ids.tolist(), block.queue_offsets.tolist(), strict=True)
+        return block.is_sound and all(
+            (queue.queue_id, at) == ids
+            and queue.topic.encode("utf-8", "surrogateescape") == topic_bytes(block, number)
+            for number, ((queue, at, *_), ids) in enumerate(zip(named, found, strict=True))
+        )
 
     def _has_orphans(self, block: RecordBlock) -> bool:
         for state, found in match_states(self.catalog, block, queue_groups(block)):

@@ -7,9 +7,9 @@ An action stands in an entry as an object of its fields, with its name as ``do``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.journal.entry import EPOCH, Action
 from tiered.journal.replay import UnknownActionError
 from tiered.journal.typed import as_object

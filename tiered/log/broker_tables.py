@@ -7,9 +7,10 @@ broker is gone, and no writer goes on. Pure but for ``read_handover`` and ``reca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.errors import OtherVersionError
 from tiered.journal.entry import open_text, seal_text

@@ -12,11 +12,12 @@ Memory: one tail a request in flight (``TAIL_BYTES_MAX`` at most), and about 150
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, OtherVersionError
 from tiered.format.bundle import FOOTER_BYTES, find_table, read_table, tail_bytes
 from tiered.keys import parse_data_key

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import TieredStoreError
 from tiered.format.bundle import SECTION_ROW, SectionTable, pack_table, unpack_table
 from tiered.journal.typed import INT_MAX, as_row

@@ -13,12 +13,13 @@ Retries and errors: nothing is retried here. What contradicts itself is a ``Data
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from backends.errors import InvalidRangeError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT, SYS_FLAG_AT
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES

@@ -25,19 +25,20 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.local.interface import MISSING_REASONS, RecordBatch
 from tiered.log.fingerprints import fingerprint_of_item
-from tiered.log.flat_file import ITEM_BYTES, encode_items
+from tiered.log.flat_file import encode_items
 from tiered.log.parts import Incarnation
 from tiered.model import LogOffset, MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from typing_extensions import Buffer
 
     from tiered.local.interface import LocalStore, Quarantined
@@ -162,10 +163,10 @@ class GroupCommit:
 class CommitColumns:
     """What the items of some commits say."""
 
-    items: Sequence[Buffer]  # each commit's items, as they stand in its section
-    holes: Sequence[int]  # items without a message, of each
-    low_ms: Sequence[int]  # smallest store time of each; -1 when there is none
-    high_ms: Sequence[int]  # greatest store time; -1 likewise
+    items: bytes  # all commits' items, one behind another, as they stand in their sections
+    holes: npt.NDArray[np.int64]  # int64[n], items without a message, of each
+    low_ms: npt.NDArray[np.int64]  # int64[n], smallest store time of each; -1 when there is none
+    high_ms: npt.NDArray[np.int64]  # int64[n], greatest store time; -1 likewise
 
     @classmethod
     def of(cls, commits: Sequence[GroupCommit]) -> CommitColumns:
@@ -177,10 +178,11 @@ class CommitColumns:
             for batch in commit.batches:
                 bases.append(at)
                 at += size_of(batch)
-        sizes = np.concatenate([batch.sizes for batch in batches])
+        columns = [batch.sizes for batch in batches]
+        sizes = np.concatenate(columns)
         items = encode_items(
             np.concatenate([batch.positions for batch in batches])
-            + np.repeat(bases, [batch.count for batch in batches]),
+            + np.repeat(bases, list(map(len, columns))),
             sizes,
             np.concatenate([batch.tag_codes for batch in batches]),
         )
@@ -192,14 +194,8 @@ class CommitColumns:
             np.minimum.reduceat(np.where(is_hole, _FAR_MS, times), starts),
             np.maximum.reduceat(np.where(is_hole, -1, times), starts),
         )
-        view = memoryview(items)
-        places = zip((starts * ITEM_BYTES).tolist(), (ends * ITEM_BYTES).tolist(), strict=True)
-        return cls(
-            [view[start:end] for start, end in places],
-            np.add.reduceat(is_hole.astype(np.int64), starts).tolist(),
-            np.where(low == _FAR_MS, -1, low).tolist(),
-            high.tolist(),
-        )
+        holes = np.add.reduceat(is_hole.astype(np.int64), starts)
+        return cls(items, holes, np.where(low == _FAR_MS, -1, low), high)
 
 
 @dataclass(slots=True)

@@ -24,10 +24,11 @@ Threads: reads in any; ``go_on`` in one. A crash leaves nothing.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.model import Boundary, LogOffset, QueueOffset
 

@@ -6,12 +6,12 @@ that no reader hands out a record that does not say of itself what its index say
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import (
     RecordBlock,

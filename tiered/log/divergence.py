@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.journal.typed import row_of
 from tiered.log.actions import Head

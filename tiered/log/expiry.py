@@ -10,11 +10,12 @@ The incarnation itself stays, however little is left of it: its commit offset an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING
 
+from backends.lazy_dataclass import dataclass
 from tiered.log.actions import Expire, action_of
 from tiered.log.parts import Parts, Segment
 from tiered.log.timers import hour_queue

@@ -9,12 +9,12 @@ it but where the stream ends (``Tail``). From any thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.log.sections import read_range
 
 if TYPE_CHECKING:

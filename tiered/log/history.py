@@ -11,12 +11,12 @@ Threads: one. ``follow`` moves it on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts, trim_bound
 from tiered.journal.replay import JournalReader

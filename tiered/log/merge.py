@@ -22,7 +22,7 @@ segments that a bad hour has left small (file switches) become one where a run o
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
@@ -30,6 +30,7 @@ from zlib import crc32
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.log.parts import PART, SPARSE_BYTES, Parts
 

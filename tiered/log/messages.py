@@ -7,12 +7,12 @@ Every function gives a whole batch or raises: nothing of a damaged batch gets ou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import parse_records
 from tiered.format.message_forms import decompress_body, message_json, message_line, split_batch

@@ -20,12 +20,13 @@ When anything is missing or strange (``OrphanPlan.refusals``) nothing at all is 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered import keys
 from tiered.format.bundle import FOOTER_BYTES, SECTION_ROW, SectionTable, pack_table
 from tiered.journal.checkpoint import CHECKPOINTS_KEPT, is_trimmed

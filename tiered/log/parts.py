@@ -10,7 +10,7 @@ import base64
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, overload
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.bundle import SectionPlace
 from tiered.format.items import ITEM_BYTES
 from tiered.journal.typed import INT_MAX, JsonForm, Key, as_object, as_row
@@ -526,7 +527,7 @@ class Incarnation:
     number: int  # of this incarnation among those of its queue, from 0
     min_offset: QueueOffset  # first queue offset that can be read
     commit_offset: QueueOffset  # one past the last
-    log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
+    log_end: LogOffset = LogOffset(0)
     """Log offset at which the next part begins."""
     segments: Sequence[Segment] = ()  # in order
     gaps: tuple[Gap, ...] = ()  # recorded gaps, in order

@@ -33,7 +33,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES
 from tiered.journal.entry import EPOCH

@@ -9,13 +9,13 @@ ask message by message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.bundle import RecordsUnpacker, SectionBlocks, dense_items
 from tiered.log.decode import PartItems, decode_records

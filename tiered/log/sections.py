@@ -12,11 +12,12 @@ damaged block table none: what fails one way is read the other way, whole in pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.bundle import (
     BLOCK_BYTES,

@@ -11,11 +11,12 @@ anew or some of it has expired. So it is with a truncate or expire that does not
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import OtherVersionError
 from tiered.journal.entry import Entry, json_members, json_text
 from tiered.journal.replay import UnknownActionError

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain, compress, count, pairwise
 from operator import index, is_not, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from backends.errors import ObjectNotFoundError, PreconditionFailedError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import set_own
 from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import checksum, json_text, open_text

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +28,7 @@ import numpy as np
 
 from backends.base import ObjectInfo, foreign_below
 from backends.errors import BackendError, ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered import keys
 from tiered.errors import (
     DataError,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import BackendError, ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, OtherVersionError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
 from tiered.format.bundle import SectionBlocks, read_table

@@ -26,10 +26,11 @@ version       an object is whole, and of another version of this program: no dam
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from backends.lazy_dataclass import dataclass
 from tiered import keys
 from tiered.errors import DataError
 from tiered.log.parts import check_rows

@@ -10,10 +10,11 @@ Of one loop. What may ask the tier runs in the pool's threads; all else is answe
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from fetcher.statuses import TIME_MAX, GetStatus, KeyQuery
 from tiered import __version__
 from tiered.errors import StoreUnavailableError

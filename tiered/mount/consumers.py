@@ -12,9 +12,10 @@ For one thread.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.fastjson import JsonError, loads
 from tiered.format.remoting import ONEWAY, Command
 from tiered.mount import protocol

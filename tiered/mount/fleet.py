@@ -22,11 +22,12 @@ import contextlib
 import hashlib
 import logging
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.addresses import Address, why_taken
 from tiered.api.broker_place import find_places
 from tiered.api.stores import backend_errors, open_for_reading

@@ -28,12 +28,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.addresses import Address
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.format.fastjson import JsonError, loads

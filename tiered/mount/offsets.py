@@ -24,10 +24,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal

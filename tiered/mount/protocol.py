@@ -7,10 +7,10 @@ is answered with ``REQUEST_CODE_NOT_SUPPORTED``, on which clients fall back or g
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.fastjson import JsonError, loads
 
 if TYPE_CHECKING:

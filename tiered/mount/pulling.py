@@ -20,13 +20,13 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from fetcher.filters import FilterError, TagFilter, compile_filter
 from fetcher.statuses import COMPACTED, GetResult, GetStatus, Scan, ScanLimits, Side, judge_offset
 from tiered.errors import DataError

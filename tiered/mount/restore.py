@@ -43,7 +43,7 @@ import math
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +51,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.reading import Span, plan_span, read_for
 from tiered.api.sound import Lost, find_lost, read_sound, told
 from tiered.api.stores import backend_errors

@@ -1,9 +1,9 @@
 """The remoting server: connections, frames, limits, and dispatch by the table of codes.
 
 Overview
-    One asyncio loop. Each connection cuts what it receives into frames; a request goes to the handler of its code. What a
-    handler answers at once is written at once; a coroutine runs as a task, so that held requests are in nobody's way.
-    Answers may overtake each other, as the protocol allows.
+    One asyncio loop. Each connection cuts what it receives into frames; a request goes to the handler of its code. What
+    handlers answer at once is gathered while the frames that came together are taken, and written together; a coroutine
+    runs as a task, so that held requests are in nobody's way. Answers may overtake each other, as the protocol allows.
 
 Limits
     Connections, requests under way on each, and bytes: large frames that are being received and answers that are not sent
@@ -25,10 +25,11 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from backends.lazy_dataclass import dataclass
 from tiered.addresses import BACKLOG, Address, listening
 from tiered.errors import TieredStoreError
 from tiered.format.remoting import (
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tiered.mount")
 BUFFER_BYTES: Final = 64 * 1024
+GATHER_BYTES: Final = 256 * 1024
+"""So much of answers to frames that came together goes with one call: each gives the interpreter's lock away."""
 LINGER_S: Final = 1.0
 """For what was written to go, at the end."""
 OTHER: Final = -1
@@ -159,6 +162,10 @@ class Connection(asyncio.Protocol):
         self._making_room: asyncio.Task[None] | None = None
         self._is_paused = False
         self._written_bytes = self._taken_bytes = 0
+        self._is_gathering = False  # what is written waits for what else the same frames bring
+        self._gathered: list[Buffer] = []
+        self._gathered_bytes = 0
+        self._answered: list[Exchange] = []  # whose answers are gathered; they keep their room
         self._drains: set[asyncio.Future[None]] = set()
         self._asked: dict[int, asyncio.Future[Command]] = {}
         self._opaque = count(1)
@@ -214,6 +221,7 @@ class Connection(asyncio.Protocol):
     def _take_frames(self) -> None:
         """Hand on each frame that is whole, as far as there may be more requests."""
         at, buffer = 0, self._buffer
+        self._is_gathering = True
         try:
             while not self.is_closed and not self._is_full() and len(buffer) - at >= SIZE_BYTES:
                 size = frame_size(buffer[at : at + SIZE_BYTES])
@@ -226,7 +234,11 @@ class Connection(asyncio.Protocol):
                 self._give_back()
                 self._server.take(self, decode(frame))
         except FrameError as error:
+            self._flush()  # what came before is answered
             self.drop("frame", str(error))
+        finally:
+            self._is_gathering = False
+            self._flush()
         del buffer[:at]
         if not buffer or self._is_paused:
             self.begun_s = None
@@ -278,7 +290,7 @@ class Connection(asyncio.Protocol):
     # Answers
 
     def write(self, command: Command) -> int:
-        """Write a command; its size in bytes.
+        """Write a command, at the latest when the frames that came with its request are done; its size in bytes.
 
         Raises:
             ConnectionError: The client is gone.
@@ -287,10 +299,29 @@ class Connection(asyncio.Protocol):
         chunks: list[Buffer] = encode(command)
         if self.is_closed or self._transport is None:
             raise ConnectionError("the client is gone")
-        self._transport.writelines(chunks)  # type: ignore[arg-type] # any buffer will do
         size = sum(map(len, chunks))  # type: ignore[arg-type] # of bytes
-        self._written_bytes += size
+        self._gathered += chunks
+        self._gathered_bytes += size
+        if not self._is_gathering or self._gathered_bytes >= GATHER_BYTES:
+            self._flush()
         return size
+
+    def answered(self, asked: Exchange) -> None:
+        """Its answer is written: its room is given back when that has gone."""
+        self._answered.append(asked)
+        if not self._gathered:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Give the system what is gathered, and let go of those whose answers that were."""
+        chunks, self._gathered = self._gathered, []
+        if chunks and not self.is_closed and self._transport is not None:
+            self._transport.writelines(chunks)  # type: ignore[arg-type] # any buffer will do
+            self._written_bytes += self._gathered_bytes
+        self._gathered_bytes = 0
+        answered, self._answered = self._answered, []
+        for asked in answered:
+            self._server.let_go(asked)
 
     def note_taken(self, now_s: float) -> None:
         """Who is slow, as over a thin line, and takes something is not stuck."""
@@ -355,6 +386,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """End it when what was written has gone."""
+        self._flush()
         self.is_closed = True
         if self._transport is not None:
             self._transport.close()
@@ -536,14 +568,20 @@ class RemotingServer:
         if isinstance(found, Command):
             with contextlib.suppress(ConnectionError):
                 self._finish(asked, found)
-            if connection.stuck_s is None:
-                asked.end()
-                return
-            work = _await_sent(connection)
+            connection.answered(asked)
         else:
-            work = self._answer(asked, found)
+            self._work_on(asked, self._answer(asked, found))
+
+    def let_go(self, asked: Exchange) -> None:
+        """An answer was written: give its room back, at the latest when the client has taken most of what it is sent."""
+        if asked.connection.stuck_s is None:
+            asked.end()
+        else:
+            self._work_on(asked, _await_sent(asked.connection))
+
+    def _work_on(self, asked: Exchange, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
-        connection.tasks.add(task)
+        asked.connection.tasks.add(task)
         task.add_done_callback(lambda done: self._done(asked, done))
 
     def _done(self, asked: Exchange, task: asyncio.Task[None]) -> None:

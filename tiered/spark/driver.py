@@ -26,11 +26,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_for_reading

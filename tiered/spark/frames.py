@@ -27,12 +27,12 @@ import contextlib
 import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
 from tiered.archive.checked_ranges import ObjectFile

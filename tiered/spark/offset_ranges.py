@@ -22,7 +22,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +30,7 @@ import numpy as np
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
 from tiered.archive.archived import OffsetRanges
 from tiered.archive.columns import Columns

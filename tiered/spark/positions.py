@@ -7,10 +7,11 @@ expired by then is ``Batch.short``, and ``charged`` brings it into the positions
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
 from tiered.journal.typed import as_object
 from tiered.spark.offset_ranges import (

@@ -28,7 +28,6 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass
 from functools import partial, reduce, wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
@@ -48,6 +47,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
 from tiered.archive.checked_ranges import ObjectFile

@@ -9,7 +9,6 @@ same arguments and clock give the same bytes. What was written is left to the sy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format.items import ITEM_BYTES, encode_items
 from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, tag_hash

@@ -31,7 +31,6 @@ import os
 import shutil
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -41,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.compaction.keyed import keyed_block
 from tiered.compaction.newest import EMPTY, KEYED, Newest, in_rounds, is_among, keys_that_fit
 from tiered.compaction.passes import LogFile, PassSettings, plan_pass

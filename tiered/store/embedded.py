@@ -27,11 +27,11 @@ import random
 import shutil
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from backends.lazy_dataclass import dataclass
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint

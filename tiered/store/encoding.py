@@ -10,7 +10,6 @@ one template, others pair by pair.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cas
 
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format import sysflag

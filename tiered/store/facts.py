@@ -7,7 +7,6 @@ recovery, and a store that has fallen behind, read the log.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import group_by_queue
 from tiered.format.properties import java_hash, tag_hash
 from tiered.format.property_columns import (

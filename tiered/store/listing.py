@@ -9,12 +9,12 @@ after itself (``TieredDispatcher`` compensates).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.lazy_dataclass import dataclass
 from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.format.block import inner_counts, properties_bytes

@@ -27,12 +27,12 @@ gaps: an offset that is gone gives the next greater one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format.block import distinct, parse_records
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys

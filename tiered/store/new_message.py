@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format.properties import java_hash

@@ -18,7 +18,6 @@ to be holes (``has_holes``). For one thread.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
 from tiered.format import sysflag
 from tiered.format.block import bytes_at

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Final
 
+from backends.lazy_dataclass import dataclass
 from tiered.compaction.retention import ROCKETMQ, RetentionPolicy
 from tiered.errors import InvalidError
 from tiered.format.items import BATCH_ITEM_BYTES, ITEM_BYTES

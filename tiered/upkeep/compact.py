@@ -28,12 +28,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import Prices
 from tiered.api.broker_place import require_conditional_writes
 from tiered.compaction.newest import GOES, HOLDS, Newest, in_rounds, in_several, keys_that_fit

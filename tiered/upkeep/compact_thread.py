@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.compaction.newest import keys_that_fit
 from tiered.errors import TieredStoreError
 from tiered.metrics import Sample

@@ -9,13 +9,13 @@ were read last, and what stays of them (64 MiB).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from backends.errors import AlreadyExistsError
+from backends.lazy_dataclass import dataclass
 from tiered.clock import ManualClock
 from tiered.compaction.keyed import keyed_records
 from tiered.compaction.newest import EMPTY, GOES, HOLDS, KEYED, NO_LIMIT, Newest

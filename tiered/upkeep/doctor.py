@@ -15,7 +15,6 @@ import os
 import resource
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from backends.errors import (
     ConfigurationError,
     PermissionDeniedError,
 )
+from backends.lazy_dataclass import dataclass
 from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, probe
 from backends.registry import PREFIX as PROBES

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from backends.errors import StoreFullError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:

@@ -17,13 +17,14 @@ the queue's minimum, and a queue that was truncated by the incarnation that ende
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
 from tiered.log.actions import BeginAnew, read_action
 from tiered.log.divergence import Change, fingerprint_in_tier, measure, plan_end

@@ -20,13 +20,14 @@ gone is counted as gone), or a new one be made.
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange, foreign_below
 from backends.errors import BackendError, InvalidRangeError, ObjectNotFoundError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from backends.registry import PREFIX as PROBES
 from tiered.crashpoints import reached
 from tiered.errors import DataError, TieredStoreError

@@ -12,9 +12,10 @@ After a crash: some versions are gone; the next run goes on.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from backends.lazy_dataclass import dataclass
 from tiered.keys import DATA_ROOTS, maker_of
 from tiered.log.history import named_objects
 

@@ -12,10 +12,10 @@ of a mount within what a writer or a reclaimer may. Naming cluster and broker ma
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ConfigurationError
+from backends.lazy_dataclass import dataclass
 from backends.registry import PREFIX as PROBE
 from backends.registry import redacted
 from backends.s3_settings import split_location

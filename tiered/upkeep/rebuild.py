@@ -33,12 +33,13 @@ import hashlib
 import itertools
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered import keys
 from tiered.api.broker_place import require_conditional_writes
 from tiered.errors import (

@@ -15,7 +15,7 @@ After a crash: what entries name is repaired, the rest as before; repair again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
+from backends.lazy_dataclass import dataclass
 from tiered.dispatch.merging import MergedBundle, row_of
 from tiered.errors import DataError
 from tiered.format.bundle import build_packed_section, build_section

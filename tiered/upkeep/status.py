@@ -7,10 +7,10 @@ writer's present rate comes to in requests and dollars a month, stands at the en
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from backends.wrapping import Prices
 from tiered.api.broker_place import Place, choose_place, find_places, no_tier
 from tiered.api.stores import what_to_do

@@ -11,12 +11,12 @@ Memory: five numbers for each record of the timer topics that is due in a damage
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from backends.errors import ObjectNotFoundError
+from backends.lazy_dataclass import dataclass
 from tiered.format.block import bytes_at
 from tiered.format.record import QUEUE_OFFSET_AT
 from tiered.local.catalog import TIMER_TOPICS

@@ -10,13 +10,14 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from zlib_ng import zlib_ng
 
 from backends.errors import PreconditionFailedError, UnsupportedError
+from backends.lazy_dataclass import dataclass
 from backends.local_files import advice_for, read_regular, write_regular
 from backends.wrapping import put_own, set_own
 from tiered.api.broker_place import require_conditional_writes
