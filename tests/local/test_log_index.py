@@ -183,3 +183,28 @@ def test_files_of_two_queues_that_changed_places_have_the_log_walked(
     for file, mine in zip(files, reversed(data), strict=True):
         file.write_bytes(mine)
     assert scanned(folder, monkeypatch)
+
+
+@pytest.mark.parametrize(("one", "other"), [(3, 5), (3, 4), (0, 9)])
+def test_entries_that_changed_places_within_a_queue_come_to_the_same_without_a_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: int, other: int
+):
+    """Each record is listed once, and two at each other's offset: whoever follows meets them, and decides as a walk does."""
+    queue = min(following.expected("s01-basic").messages)
+    found = []
+    for name in ("walked", "tiled"):
+        folder = following.unpack("s01-basic", tmp_path / name)
+        file = min((folder / "consumequeue" / queue.topic / str(queue.queue_id)).iterdir())
+        items = np.frombuffer(file.read_bytes(), ITEM).copy()
+        items[[one, other]] = items[[other, one]]
+        file.write_bytes(items.tobytes())
+        if name == "tiled":
+            monkeypatch.undo()
+        else:
+            monkeypatch.setattr(DeadView, "_is_tiled", lambda *_: False)
+        store = following.open_store(folder)
+        taken = following.follow_all(store)
+        following.check_complete(store, taken)
+        found.append((taken.messages, taken.holes, following.read_all(store).messages))
+        store.close()
+    assert found[0] == found[1]
