@@ -125,7 +125,7 @@ def walk_messages(buffer: Buffer, start: int, end: int, *, size_max: int) -> Mes
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class JmqMessage:
     """One message, or one of a batch. Texts are UTF-8, and what is not is kept by surrogate escapes."""
 
     index: int
@@ -138,7 +138,7 @@ class Message:
     app: str
 
 
-def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[Message]:
+def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[JmqMessage]:
     """What one message of a block holds: itself, or those of its batch. MessageError: it is malformed."""
     head = block.headers[number]
     start = int(block.positions[number]) + _BODY_AT - _SIZE.size
@@ -149,18 +149,18 @@ def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[Mes
     if not flags & BATCH:
         priority, flag = int(head["priority"]), int(head["flag"])
         return [
-            Message(
+            JmqMessage(
                 index, priority, flag, body, _text(business_id), attributes, extension, app_name
             )
         ]
-    found, at = list[Message](), 0
+    found, at = list[JmqMessage](), 0
     for place in range(int(head["flag"])):
         if at + _INNER.size > len(body):
             raise MessageError(f"a batch of {int(head['flag'])} messages has {place}")
         size, priority, flag, _ = _INNER.unpack_from(body, at)
         inner, key, attributes = _parts(memoryview(body)[at + 7 : at + max(size, 7)], (4, 1, 2))
         found.append(
-            Message(
+            JmqMessage(
                 index + place, priority, flag, inner, _text(key), attributes, extension, app_name
             )
         )

@@ -83,7 +83,7 @@ class LogDirectory:
     recovery_points: Mapping[MessageQueue, int]  # what lies below was forced to the disk
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     """A segment of a partition, as it was when it was looked at."""
 
     base_offset: int
@@ -139,7 +139,7 @@ def read_epochs(folder: str) -> LeaderEpochs:
     return _small(f"{folder}/leader-epoch-checkpoint", parse_epochs)
 
 
-def segments_of(folder: str) -> list[Segment]:
+def segments_of(folder: str) -> list[LogSegment]:
     """The segments of a partition, in order."""
     found = []
     for name in list_names(folder):
@@ -151,7 +151,7 @@ def segments_of(folder: str) -> list[Segment]:
             path = f"{folder}/{name}"
             if (about := stat_if_there(path)) is not None:
                 found.append(
-                    Segment(
+                    LogSegment(
                         int(name[:NAME_DIGITS]),
                         path,
                         about.st_size,
@@ -162,12 +162,12 @@ def segments_of(folder: str) -> list[Segment]:
     return found
 
 
-def log_start(segments: list[Segment], checkpoint: int | None) -> int:
+def log_start(segments: list[LogSegment], checkpoint: int | None) -> int:
     """The first offset of a partition that is served."""
     return max(segments[0].base_offset if segments else 0, checkpoint or 0)
 
 
-def unproven(segments: list[Segment], recovery_point: int) -> list[Segment]:
+def unproven(segments: list[LogSegment], recovery_point: int) -> list[LogSegment]:
     """The segments that Kafka reads again after a crash: from the one on that holds the recovery point.
 
     It cuts the log before the first batch of them that is incomplete or fails its checksum.
@@ -179,7 +179,7 @@ def unproven(segments: list[Segment], recovery_point: int) -> list[Segment]:
     return segments[first:]
 
 
-class LogEnd(NamedTuple):
+class RecoveredEnd(NamedTuple):
     """Where a partition ends once Kafka has recovered it."""
 
     offset: int  # one past the last
@@ -188,15 +188,15 @@ class LogEnd(NamedTuple):
 
 
 def recovered_end(
-    segments: Sequence[Segment], recovery_point: int, read: Callable[[Segment], Buffer]
-) -> LogEnd:
+    segments: Sequence[LogSegment], recovery_point: int, read: Callable[[LogSegment], Buffer]
+) -> RecoveredEnd:
     """Where Kafka cuts a log after a crash: before the first batch that is incomplete or fails its checksum.
 
     ``segments``: all of a partition, at least one. ``read`` gives the whole of one; each is asked for at most once, in
     order, and none behind the cut, since Kafka drops those. Offsets that are out of order are not a reason to cut.
     """
     looked_at = unproven(list(segments), recovery_point)
-    end = LogEnd(looked_at[0].base_offset, looked_at[0].base_offset, 0)
+    end = RecoveredEnd(looked_at[0].base_offset, looked_at[0].base_offset, 0)
     for segment in looked_at:
         data = read(segment)
         size = memoryview(data).nbytes
@@ -207,7 +207,7 @@ def recovered_end(
         sound = sound.some(sound.faults != BatchFault.LEGACY)
         position = int(block.positions[bad[0]]) if len(bad) else block.end
         offset = int(sound.last_offsets.max()) + 1 if len(sound) else segment.base_offset
-        end = LogEnd(max(end.offset, offset), segment.base_offset, position)
+        end = RecoveredEnd(max(end.offset, offset), segment.base_offset, position)
         if position < size:
             break
     return end
