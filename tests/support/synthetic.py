@@ -239,6 +239,9 @@ class SyntheticStore:
                 size += len(raw)
             return row.batch(queue, start, end)
 
+    def lineage(self, queue: MessageQueue) -> None:
+        """As RocketMQ's."""
+
     def read_compacted(
         self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from backends.lazy_dataclass import dataclass
+from tiered.format.record_kind import RecordKind, kind_of_items
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class StoreIdentity:
     store_id: str
     """Mark of this store directory that survives restarts and copies of it, and that another broker's directory does
     not share, as far as can be told."""
-    kind: str  # ``rocketmq`` (later also ``kafka``, ``jmq``)
+    kind: str  # ``rocketmq``, ``kafka`` or ``jmq``
     is_live: bool  # a broker runs on it now
     brokers: tuple[str, ...] = ()
     """Names that the broker may have, where the store does not tell which."""
@@ -104,6 +105,38 @@ class RecordBatch:
     def end_offset(self) -> QueueOffset:
         """One past the last queue offset."""
         return QueueOffset(self.base_offset + len(self.sizes))
+
+    @property
+    def kind(self) -> RecordKind:
+        """What its records are; RocketMQ's where all items are holes."""
+        return kind_of_items(self.sizes, self.tag_codes)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A leader's time: from which queue offset on its records stand in a queue."""
+
+    number: int  # Kafka's leader epoch, JoyQueue's term
+    start: int  # first queue offset
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction whose end has not been met."""
+
+    producer: int  # producer id
+    first: int  # queue offset of its first record
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where a queue's records come from, as far as its store tells apart from the records themselves."""
+
+    topic_id: str | None = None
+    """Of the topic: another one under the same name is another topic, whatever it holds."""
+    epochs: tuple[Epoch, ...] = ()  # of its leaders, ascending in both
+    open_at_min: tuple[OpenTransaction, ...] = ()
+    """Transactions that were begun below the queue's minimum, and are not ended there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +271,10 @@ class LocalStore(Protocol):
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
         """First queue offset whose store time is at or after ``timestamp_ms``; the confirmed end when there is none."""
+        ...
+
+    def lineage(self, queue: MessageQueue) -> Lineage | None:
+        """Where a queue's records come from, as of the last ``refresh``; None: the store does not tell, or no such queue."""
         ...
 
     def waiting(self) -> Waiting:

@@ -276,6 +276,9 @@ class RocketMQStore:
         span = state.min, state.end
         return QueueOffset(view.held(state).first_at_or_after(span, timestamp_ms))
 
+    def lineage(self, queue: MessageQueue) -> None:  # noqa: ARG002 (as of all stores)
+        """See ``LocalStore``: RocketMQ's files do not tell."""
+
     def waiting(self) -> Waiting:
         """See ``LocalStore``. Of a stopped store only what stands behind damage waits: the rest has been decided."""
         with self._lock:
