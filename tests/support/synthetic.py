@@ -239,7 +239,7 @@ class SyntheticStore:
                 size += len(raw)
             return row.batch(queue, start, end)
 
-    def lineage(self, queue: MessageQueue) -> None:
+    def lineage(self, queue: MessageQueue, at: QueueOffset | None = None) -> None:
         """As RocketMQ's."""
 
     def read_compacted(

@@ -35,6 +35,8 @@ from fetcher.limits import MEMORY_BYTES, FetchSettings
 from tiered.api.stores import OpenStore, backend_errors
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError
+from tiered.log.decode import TierBatch
+from tiered.log.lineage import Isolation
 from tiered.log.reader import QueueReader, TierReader
 
 if TYPE_CHECKING:
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.index.lookup import IndexReader, Lookup, Wish
     from tiered.log.cursor import QueueCursor
-    from tiered.log.decode import TierBatch
     from tiered.log.parts import Gap
     from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset
@@ -71,6 +72,7 @@ class OpenTier:
         settings: FetchSettings | None = None,
         stop: threading.Event | None = None,
         is_sequential: bool = False,
+        isolation: Isolation = Isolation.COMMITTED,
     ) -> None:
         """Start nothing yet.
 
@@ -82,7 +84,7 @@ class OpenTier:
         self.place = place  # which broker
         self.clock = clock or SystemClock()  # for deadlines and waiting
         self.stop = stop or threading.Event()  # set by ``close``; ends the store's retries
-        self.reader = TierReader(store, place.prefix)  # journal and queues
+        self.reader = TierReader(store, place.prefix, isolation)  # journal and queues
         # Reads go to the store, with nothing read ahead: it answers as fast as that could be looked up.
         self.is_direct = is_sequential and store.url.startswith(_FOLDER)
         self._settings = settings
@@ -103,6 +105,7 @@ class OpenTier:
         settings: FetchSettings | None = None,
         *,
         is_sequential: bool = False,
+        isolation: Isolation = Isolation.COMMITTED,
     ) -> Self:
         """A broker's tier on an opened store, which becomes the tier's own."""
         return cls(
@@ -113,6 +116,7 @@ class OpenTier:
             settings=settings,
             stop=opened.stop,
             is_sequential=is_sequential,
+            isolation=isolation,
         )
 
     # What the journal says
@@ -194,7 +198,7 @@ class OpenTier:
         made = self._made
         fetcher = self.fetcher if made is None else made[0]
         try:
-            return fetcher.read(
+            found = fetcher.read(
                 group,
                 cursor.queue,
                 start,
@@ -206,6 +210,7 @@ class OpenTier:
         except BackendError:
             with backend_errors():
                 raise
+        return cursor.see(found) if isinstance(found, TierBatch) else found
 
     def _fetch_directly(
         self, cursor: QueueCursor, start: QueueOffset, *, bytes_max: int, count_max: int

@@ -16,6 +16,7 @@ from tiered.api.reading import follow_queue, plan_span, read_span, read_spans, r
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
+from tiered.log.lineage import Isolation
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset, TimestampMs
 
 if TYPE_CHECKING:
@@ -312,6 +313,7 @@ def open(  # noqa: A001 (the API's door)
     settings: FetchSettings | None = None,
     clock: Clock | None = None,
     is_sequential: bool = False,
+    isolation: str = "read_committed",
 ) -> Tier:
     """Open a tier for reading.
 
@@ -326,12 +328,17 @@ def open(  # noqa: A001 (the API's door)
         settings: All limits, in place of these two.
         is_sequential: Each queue will be read once, one after the other, in large batches: of a folder nothing is then read
             ahead or cached, and no thread started.
+        isolation: ``read_committed`` or ``read_uncommitted``: what is seen of Kafka's transactions. Of a queue's end, too:
+            with the first it is the last stable offset.
 
     Raises:
         InvalidError: No such tier, or several; less memory, or fewer requests, than there can be.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
     clock = clock or SystemClock()
+    if isolation not in {one.value for one in Isolation}:
+        do = "give read_committed or read_uncommitted"
+        raise InvalidError(f"{isolation!r} is no isolation level", do=do)
     if settings is None:
         transfers = TransferLimits(requests_in_flight_max=requests)
         settings = FetchSettings.of_memory(memory_bytes, transfers)
@@ -339,7 +346,14 @@ def open(  # noqa: A001 (the API's door)
     with backend_errors():
         try:
             place = choose_place(opened.store, cluster, broker)
-            tier = Tier.over(opened, place, clock, settings, is_sequential=is_sequential)
+            tier = Tier.over(
+                opened,
+                place,
+                clock,
+                settings,
+                is_sequential=is_sequential,
+                isolation=Isolation(isolation),
+            )
             tier.refresh()
         except BaseException:
             opened.close()

@@ -24,7 +24,8 @@ from backends.local_files import LOST_AND_FOUND
 from tiered.api.broker_place import Place, find_places, require_fitting
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.layout import BATCH_DIRECTORY, LOG_DIRECTORY, QUEUE_DIRECTORY
-from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
+from tiered.local.rocketmq import RocketMQOptions
+from tiered.local.sources import folders_of, open_store
 
 if TYPE_CHECKING:
     import threading
@@ -108,7 +109,7 @@ _EMPTY = "is empty: waiting for a broker to begin its store there"
 
 def open_named(
     directory: str, settings: AttachSettings, clock: Clock, stopping: threading.Event
-) -> RocketMQStore:
+) -> LocalStore:
     """Open a store directory; with ``waits_for_names`` look again while it cannot tell its names yet.
 
     Raises:
@@ -125,7 +126,7 @@ def open_named(
     while True:
         is_bare = settings.waits_for_names and _is_bare(directory)
         if not is_bare:
-            local = RocketMQStore.open(directory, clock=clock, options=options)
+            local = open_store(directory, clock=clock, options=options)
             if not settings.waits_for_names or not is_nameless(local):
                 return local
             local.close()
@@ -154,8 +155,9 @@ def require_apart(directory: str, url: str) -> None:
     """Refuse a tier inside the store directory, in which nothing is ever written (I10), or where its links lead."""
     if not url.startswith("file://"):
         return
-    store, tier = Path(directory).resolve(), Path(unquote(url.removeprefix("file://"))).resolve()
-    folders = [store, *(Path(os.path.realpath(store / name)) for name in _FOLDERS)]
+    stores = [Path(folder).resolve() for folder in folders_of(directory)]
+    tier = Path(unquote(url.removeprefix("file://"))).resolve()
+    folders = [*stores, *(Path(os.path.realpath(one / name)) for one in stores for name in _FOLDERS)]
     if any(tier.is_relative_to(folder) for folder in folders):
         raise InvalidError(
             "the tier would lie inside the broker's store directory",

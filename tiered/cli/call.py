@@ -208,7 +208,12 @@ class Call:
         return found.meter, found.store
 
     def tier(
-        self, url: str, *, memory_bytes: int | None = None, is_sequential: bool = False
+        self,
+        url: str,
+        *,
+        memory_bytes: int | None = None,
+        is_sequential: bool = False,
+        isolation: str = "read_committed",
     ) -> Tier:
         """The one broker's tier that is meant.
 
@@ -225,14 +230,15 @@ class Call:
             memory_bytes=memory_bytes or api.MEMORY_BYTES,
             clock=self.clock,
             is_sequential=is_sequential,
+            isolation=isolation,
         )
         self.opened.callback(found.close)
         return found
 
     def local(self, directory: str) -> LocalStore:
         """A local store directory, read-only."""
-        from tiered.local.rocketmq import RocketMQStore
+        from tiered.local.sources import open_store
 
-        found = RocketMQStore.open(directory, clock=self.clock)
+        found = open_store(directory, clock=self.clock)
         self.opened.callback(found.close)
         return found

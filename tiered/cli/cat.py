@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.frame import command
-from tiered.cli.options import SpanOptions, argument, flag, option
+from tiered.cli.options import ISOLATION_HELP, SpanOptions, argument, flag, option
 from tiered.cli.values import few
 from tiered.errors import DataError, InvalidError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tiered.api.tier import Tier
     from tiered.cli.call import Call
     from tiered.log.cursor import QueueCursor
+    from tiered.log.messages import Numbers
     from tiered.log.parts import Gap
     from tiered.log.reader import QueueReader, TierBatch, TierReader
     from tiered.model import MessageQueue, QueueOffset
@@ -70,6 +71,7 @@ class CatOptions(SpanOptions):
         default="json",
     )
     raw_body: bool = flag("bodies as stored, perhaps compressed")
+    isolation: str = option(ISOLATION_HELP, kinds.ISOLATION, default="read_committed")
 
 
 @command("cat", CatOptions)
@@ -83,7 +85,9 @@ def run(call: Call, options: CatOptions) -> int:
     wish = read_wish(call, options)
     topic, number = options.topic, options.queue
     which = options.incarnation
-    tier = call.tier(options.url, memory_bytes=MEMORY_BYTES, is_sequential=True)
+    tier = call.tier(
+        options.url, memory_bytes=MEMORY_BYTES, is_sequential=True, isolation=options.isolation
+    )
     printer = Printer(wish, call.stdout, options.count, tier, call.say)
     check_queues(tier, topic, number)
     printer.begin()
@@ -415,10 +419,30 @@ class Printer:
             return len(wanted), messages.bodies(records, wanted, raw_body=wish.raw_body)
         place, raw_body = batch.log_offset, wish.raw_body
         if wish.form == "text":
-            found = messages.messages_json(records, place, raw_body=raw_body, wanted=wanted)
-            return len(found), [_line(message, self._incarnation) for message in found]
+            return self._as_text(batch, wanted)
         lines = messages.messages_lines(records, place, raw_body=raw_body, wanted=wanted)
         return len(lines), self._joined(lines)
+
+    def _as_text(self, batch: TierBatch, wanted: Numbers) -> tuple[int, Sequence[Buffer]]:
+        from tiered.format.record_kind import RecordKind
+        from tiered.log import messages
+
+        records, queue = batch.records, batch.records.queue
+        if records.kind is not RecordKind.ROCKETMQ:
+            found = messages.foreign_messages(records, wanted)
+            base = records.base_offset
+            return len(found), [
+                _text_line(
+                    one.time_ms,
+                    f"{queue.topic}/{queue.queue_id}@{base + one.number}",
+                    [f"key={one.key}"] if one.key else [],
+                    one.body,
+                )
+                for one in found
+            ]
+        raw_body = self.wish.raw_body
+        said = messages.messages_json(records, batch.log_offset, raw_body=raw_body, wanted=wanted)
+        return len(said), [_line(message, self._incarnation) for message in said]
 
     def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         """JSON objects as lines, or as elements of the document's array."""
@@ -438,17 +462,22 @@ def _line(message: dict[str, object], incarnation: tuple[int, bool] | None) -> b
     """A message for eyes: one line, nothing that a terminal would obey."""
     from base64 import b64decode
 
-    from tiered.cli.values import format_time, printable
-
     stored_ms = message["store_timestamp_ms"]
     assert isinstance(stored_ms, int)
-    body = b64decode(str(message["body_base64"])).decode("utf-8", "backslashreplace")
+    body = b64decode(str(message["body_base64"]))
     named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
     place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
     if incarnation is not None:
         named.append(f"incarnation={incarnation[0]}" + " (truncated)" * incarnation[1])
-    text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    return _text_line(stored_ms, place, named, body)
+
+
+def _text_line(time_ms: int, place: str, named: Sequence[str], body: bytes) -> bytes:
+    from tiered.cli.values import format_time, printable
+
+    text = body.decode("utf-8", "backslashreplace")
+    line = " ".join(map(printable, [format_time(time_ms), place, *named, text]))
+    return line.encode("utf-8", "backslashreplace") + b"\n"
 
 
 # --------------------------------------------------------------------------------------------------

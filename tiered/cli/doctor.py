@@ -45,9 +45,9 @@ def run(call: Call, options: DoctorOptions) -> int:
     url, directory = options.url, options.store
 
     def open_local() -> LocalStore:
-        from tiered.local.rocketmq import RocketMQStore
+        from tiered.local.sources import open_store
 
-        return RocketMQStore.open(directory or "", clock=call.clock)
+        return open_store(directory or "", clock=call.clock)
 
     store = call.objects(url)
     with trial_store(url, store, probe_id, is_new=options.new) as trial:

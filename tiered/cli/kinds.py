@@ -49,6 +49,10 @@ def one_of(metavar: str, *choices: str) -> Kind[str]:
     return Kind(metavar, parse, choices)
 
 
+ISOLATION: Kind[str] = one_of("LEVEL", "read_committed", "read_uncommitted")
+"""What is seen of Kafka's transactions."""
+
+
 def _number(text: str) -> float:
     try:
         return float(text)

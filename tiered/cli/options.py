@@ -45,6 +45,7 @@ _USER = re.compile(r"//[^/@]*@")
 """User and password in a URL: never shown, although no URL of ours takes them."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+ISOLATION_HELP = "of Kafka's transactions: only what was committed, or all that was written"
 _UNITS = {"SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms", "_s")}
 """What the name of a field ends with, and that of its option does not, by what stands for its value in help."""
 

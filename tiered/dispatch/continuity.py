@@ -404,6 +404,8 @@ class Continuity:
         self, queue: MessageQueue, start: QueueOffset, last: tuple[QueueOffset, int] | None
     ) -> Look:
         """Hold the last record taken against the local store. One small local read, two where nothing was taken."""
+        if self._is_other_topic(queue):
+            return Look.DIFFERENT
         if last is None:
             return self._beginnings.look(queue, start)
         offset, fingerprint = last
@@ -415,6 +417,15 @@ class Continuity:
         if fingerprint > 0 and found > 0:
             return Look.SAME if found == fingerprint else Look.DIFFERENT
         return Look.SAME if found == 0 or self._is_vouched(queue, offset, found) else Look.UNKNOWN
+
+    def _is_other_topic(self, queue: MessageQueue) -> bool:
+        """Whether the store says that the queue is of another topic than the one that the tier has under this name."""
+        incarnation = self._state().incarnation(queue)
+        known = incarnation.lineage if incarnation else None
+        if known is None or not known.topic_id:
+            return False
+        local = self._local.lineage(queue)
+        return local is not None and local.topic_id not in {None, known.topic_id}
 
     def _is_vouched(self, queue: MessageQueue, offset: QueueOffset, found: int) -> bool:
         """Whether a record that cannot be compared was decided on, and nothing has changed there since."""
@@ -547,6 +558,8 @@ class Continuity:
         if bounds is None or bounds.end == bounds.min:
             self._lagging[queue] = _Short(bounds.end if bounds else QueueOffset(0), None)
             return None, True
+        if incarnation is not None and self._is_other_topic(queue):
+            return begin_anew(queue, incarnation, bounds), True
         if incarnation is None or not incarnation.segments:
             return self._decide_by_memory(file, incarnation, bounds), True
         from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)

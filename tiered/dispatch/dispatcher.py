@@ -239,7 +239,15 @@ class TieredDispatcher:
         )
 
     def _make_commits(self) -> GroupCommitter:
-        return GroupCommitter(self.uploader, self._rounds.submit, self._context, guard=self._guard)
+        tracker = None
+        if self._local.identity.kind != "rocketmq":
+            from tiered.log.lineage import LineageTracker  # noqa: PLC0415 (few stores tell)
+
+            tracker = LineageTracker(self._local, lambda: self._journal.state)
+        submit = self._rounds.submit
+        return GroupCommitter(
+            self.uploader, submit, self._context, guard=self._guard, lineage=tracker
+        )
 
     def _make_continuity(self, store: ObjectStore, prefix: str) -> Continuity:
         return Continuity(

@@ -39,6 +39,7 @@ from tiered.dispatch.settings import MemoryBudget
 from tiered.errors import FencedError, InternalError, StoreUnavailableError, TieredStoreError
 from tiered.format.bundle import SectionTable, build_sections, build_tail, pack_table
 from tiered.format.object import build_object
+from tiered.log.actions import action_of
 from tiered.log.bundles import (
     SectionRow,
     StoredBundle,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
     from tiered.log.composite import CompositeFlatFile, GroupCommit
+    from tiered.log.lineage import LineageTracker
     from tiered.log.merge import MergeOutput
     from tiered.model import MessageQueue
 
@@ -276,12 +278,15 @@ class GroupCommitter:
         context: DispatchContext,
         *,
         guard: Callable[[Callable[[], None]], None],
+        lineage: LineageTracker | None = None,
     ) -> None:
         """Wire it.
 
         Args:
             submit: Told of what is durable, in the order of each queue.
+            lineage: Finds what the records of commits tell; None: records of this store tell nothing.
         """
+        self._lineage = lineage
         settings, clock = context.settings, context.clock
         self._uploader = uploader
         self._submit = submit
@@ -487,6 +492,8 @@ class GroupCommitter:
 
     def _hand_on(self, ready: Sequence[GroupCommit]) -> None:
         """Have these named; their records are let go."""
+        if self._lineage is not None:
+            self._lineage.follow(ready)
         self._uploader.on_stored(ready)
         for commit in ready:
             commit.batches = ()
@@ -686,3 +693,5 @@ def _actions(durable: Sequence[GroupCommit]) -> Iterator[Action]:
         if one.damaged:
             count = {"count": one.damaged}
             yield queue_action("quarantine", one.queue, one.incarnation, **count)
+        if one.lineage:
+            yield action_of(one.lineage)

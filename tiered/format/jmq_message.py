@@ -66,7 +66,7 @@ COMPRESSED: Final = 1
 BATCH: Final = 1 << 12
 CODECS: Final = {2: Codec.ZLIB, 3: Codec.SNAPPY_FRAMED}
 _MAGIC_AT: Final = 18
-_BODY_AT: Final = 65
+BODY_AT: Final = 65
 _BYTES_MIN: Final = 73
 """All fields empty."""
 _SIZE: Final = Struct(">i")
@@ -115,8 +115,8 @@ def walk_messages(buffer: Buffer, start: int, end: int, *, size_max: int) -> Mes
         found.append(position)
         position += size
     positions = np.array(found, np.int64)
-    headers = bytes_at(buffer, f"V{_BODY_AT}")[positions].view(HEADER)
-    starts = positions + _BODY_AT
+    headers = bytes_at(buffer, f"V{BODY_AT}")[positions].view(HEADER)
+    starts = positions + BODY_AT
     ends = starts + headers["body_size"]
     fits = (headers["body_size"] >= 0) & (ends <= positions + headers["size"])
     slices = map(slice, starts.tolist(), np.where(fits, ends, starts).tolist())
@@ -141,8 +141,8 @@ class JmqMessage:
 def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[JmqMessage]:
     """What one message of a block holds: itself, or those of its batch. MessageError: it is malformed."""
     head = block.headers[number]
-    start = int(block.positions[number]) + _BODY_AT - _SIZE.size
-    raw = memoryview(block.buffer)[start : start - _BODY_AT + _SIZE.size + int(head["size"])]
+    start = int(block.positions[number]) + BODY_AT - _SIZE.size
+    raw = memoryview(block.buffer)[start : start - BODY_AT + _SIZE.size + int(head["size"])]
     stored, business_id, attributes, extension, app = _parts(raw, (4, *_TAIL))
     flags, index, app_name = int(head["flags"]), int(head["index"]), _text(app)
     body = _unpacked(stored, flags, bytes_max)

@@ -81,13 +81,16 @@ HEADER: Final = np.dtype(
 )
 HEADER_BYTES: Final = 61
 MAGIC: Final = 2
-_LENGTH_FROM: Final = 12  # where what ``length`` counts begins
+LENGTH_FROM: Final = 12  # where what ``length`` counts begins
 _MAGIC_AT: Final = 16
-_CRC_FROM: Final = 21
+CRC_FROM: Final = 21
 _LEGACY_CRC_AT: Final = 12
 _LEGACY_BYTES_MIN: Final = 26
 """Of magic 0: its offset and size, and the shortest message behind them."""
 _OFFSET_AND_LENGTH: Final = Struct(">qi")
+
+UNPACKED_BYTES_MAX: Final = 256 << 20
+"""Of a batch's records. A node takes batches of 1 MiB unless told otherwise, and a consumer holds one in memory."""
 
 CODEC_MASK: Final = 7
 APPEND_TIME: Final = 1 << 3
@@ -182,7 +185,7 @@ def walk_batches(buffer: Buffer, start: int, end: int, *, size_max: int) -> Batc
     position, last, stop = start, end - _MAGIC_AT - 1, BatchStop.SHORT
     while position <= last:
         offset, length = unpack_from(buffer, position)
-        size = length + _LENGTH_FROM
+        size = length + LENGTH_FROM
         if not _LEGACY_BYTES_MIN <= size <= size_max:
             stop = BatchStop.FAULT if offset or length else BatchStop.EMPTY
             break
@@ -191,10 +194,12 @@ def walk_batches(buffer: Buffer, start: int, end: int, *, size_max: int) -> Batc
         append(position)
         position += size
     found = np.array(positions, np.int64)
-    return _block(buffer, found, np.diff(found, append=position), position, stop)
+    return block_at(buffer, found, np.diff(found, append=position), position, stop)
 
 
-def _block(buffer: Buffer, positions: Longs, sizes: Longs, end: int, stop: BatchStop) -> BatchBlock:
+def block_at(
+    buffer: Buffer, positions: Longs, sizes: Longs, end: int = 0, stop: BatchStop = BatchStop.SHORT
+) -> BatchBlock:
     """Headers of batches that lie wholly in the buffer, and faults of those that are not of magic 2."""
     fits = sizes >= HEADER_BYTES
     headers = np.zeros(len(positions), HEADER)
@@ -222,7 +227,7 @@ def check_batches(block: BatchBlock, offset_min: int, offset_end: int | None = N
     view = memoryview(block.buffer)
     where = np.flatnonzero(block.faults == BatchFault.OK)
     starts = block.positions[where]
-    slices = map(slice, (starts + _CRC_FROM).tolist(), (starts + block.sizes[where]).tolist())
+    slices = map(slice, (starts + CRC_FROM).tolist(), (starts + block.sizes[where]).tolist())
     copies = map(bytes, map(view.__getitem__, slices))  # the library takes nothing else
     computed = np.fromiter(map(google_crc32c.value, copies), np.uint32, len(where))
     block.faults[where[computed != block.headers["crc"][where]]] = BatchFault.CRC
@@ -267,10 +272,10 @@ def find_batch(
     places = places[bytes_at(buffer, "i1")[places + _MAGIC_AT] == MAGIC]
     firsts = bytes_at(buffer, ">i8")[places].astype(np.int64)
     places = places[(firsts >= offset_min) & (firsts < offset_end)]
-    sizes = bytes_at(buffer, ">i4")[places + 8].astype(np.int64) + _LENGTH_FROM
+    sizes = bytes_at(buffer, ">i4")[places + 8].astype(np.int64) + LENGTH_FROM
     fits = (sizes >= HEADER_BYTES) & (sizes <= size_max) & (places + sizes <= end)
     for place, size in zip(places[fits].tolist(), sizes[fits].tolist(), strict=True):
-        block = _block(buffer, np.array([place]), np.array([size]), place + size, BatchStop.SHORT)
+        block = block_at(buffer, np.array([place]), np.array([size]), place + size)
         check_batches(block, offset_min, offset_end)
         if not block.faults.any():
             return int(place)

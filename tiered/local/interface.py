@@ -39,6 +39,8 @@ class HoleReason(IntEnum):
     """The local consume queue has no entry for this offset, and no record says that it is its own."""
     COMPACTED = 5
     """A newer message of its key has taken its place (``tiered.compaction``)."""
+    HIDDEN = 6
+    """It is there, and nothing for this reader (``tiered.log.lineage``). It stands in no store."""
 
 
 MISSING_REASONS: Final = (HoleReason.DANGLING, HoleReason.MISSING)
@@ -113,7 +115,7 @@ class RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class LeaderEpoch:
     """A leader's time: from which queue offset on its records stand in a queue."""
 
     number: int  # Kafka's leader epoch, JoyQueue's term
@@ -134,9 +136,9 @@ class Lineage:
 
     topic_id: str | None = None
     """Of the topic: another one under the same name is another topic, whatever it holds."""
-    epochs: tuple[Epoch, ...] = ()  # of its leaders, ascending in both
-    open_at_min: tuple[OpenTransaction, ...] = ()
-    """Transactions that were begun below the queue's minimum, and are not ended there."""
+    epochs: tuple[LeaderEpoch, ...] = ()  # of its leaders, ascending in both
+    open_transactions: tuple[OpenTransaction, ...] = ()
+    """Those that were begun below the place that was asked for, and have no end there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +275,12 @@ class LocalStore(Protocol):
         """First queue offset whose store time is at or after ``timestamp_ms``; the confirmed end when there is none."""
         ...
 
-    def lineage(self, queue: MessageQueue) -> Lineage | None:
-        """Where a queue's records come from, as of the last ``refresh``; None: the store does not tell, or no such queue."""
+    def lineage(self, queue: MessageQueue, at: QueueOffset | None = None) -> Lineage | None:
+        """Where a queue's records come from, as of the last ``refresh``; None: the store does not tell, or no such queue.
+
+        Args:
+            at: Which transactions are open is said of this queue offset, and only then.
+        """
         ...
 
     def waiting(self) -> Waiting:

@@ -13,7 +13,8 @@ from backends.lazy_dataclass import dataclass
 from tiered.journal.entry import EPOCH, Action
 from tiered.journal.replay import UnknownActionError
 from tiered.journal.typed import as_object
-from tiered.log.parts import IndexObject, Passes
+from tiered.local.interface import LeaderEpoch, OpenTransaction
+from tiered.log.parts import AbortedRange, IndexObject, Passes
 from tiered.log.timers import TimerCancel, TimerHanded, TimerRunBegins, TimerTake
 from tiered.model import MessageQueue, QueueOffset
 
@@ -125,6 +126,18 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class LineageGrown:
+    """What the records up to the queue's commit offset have told of their lineage; in the entry of their parts."""
+
+    queue: MessageQueue
+    incarnation: int
+    topic_id: str
+    epochs: tuple[LeaderEpoch, ...]  # new ones
+    opened: tuple[OpenTransaction, ...]  # all that are open there
+    aborted: tuple[AbortedRange, ...]  # new ones
+
+
+@dataclass(frozen=True, slots=True)
 class Truncate:
     """The queue ends earlier (``tiered.log.truncation``)."""
 
@@ -166,6 +179,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "expire": Expire,
     "quarantine": Quarantine,
     "truncate": Truncate,
+    "lineage": LineageGrown,
     "incarnation": BeginAnew,
     "index": Indexed,
     "timer_take": TimerTake,

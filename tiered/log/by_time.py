@@ -6,7 +6,8 @@ times. Within the part its index is read once, and then units of 128 KiB of its 
 
 Order of times: two messages that lie no more than ``UNIT_BYTES`` apart in the queue's commit log may have their times in
 any order, and equal times may go on for as long as they like; the answer is exact. With more disorder than that (a clock
-that was put back) it is a message that is late enough, not always the first.
+that was put back) it is a message that is late enough, not always the first. Of Kafka's batches and JoyQueue's messages, whose
+times are their producers', the answer is always exact: the records of the part are read from its begin on.
 
 Retries and errors: nothing is retried here. What contradicts itself is a ``DataError``. For any thread.
 """
@@ -22,6 +23,7 @@ from backends.errors import InvalidRangeError, ShortReadError
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT, SYS_FLAG_AT
+from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
 from tiered.log.decode import PartItems, decode_items
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_planned, read_range, read_section
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 UNIT_BYTES: Final = 128 * 1024
 """How much of a commit log one read tells of; and how far apart messages may be out of order."""
+EXACT_UNIT_BYTES: Final = 4 << 20
+"""Of records that have to be read whole, from the first on."""
 _UNITS_BACK: Final = 2
 """With disorder of at most a unit, the first late message is in the unit found or in one of these before it."""
 _HEAD_BYTES: Final = STORE_TIME_AT + V6_EXTRA_BYTES + 8
@@ -128,7 +132,8 @@ class _Search:
             if part.store_max_ms < max(time_ms, 0):
                 continue
             first, end = max(part.queue_offset, low), min(part.queue_end, high)
-            if part.store_min_ms >= time_ms and not part.holes:
+            is_one_each = self._view.incarnation.lineage is None  # else times are of whole batches
+            if part.store_min_ms >= time_ms and not part.holes and is_one_each:
                 return QueueOffset(first)
             found = self._times(part).first_since(time_ms, first, end)
             if found is not None:
@@ -165,13 +170,15 @@ class PartTimes:
         self._where = where
         raw = ranges.read(part.index)
         items = decode_items(part, part.queue_offset, raw, where=where)
+        self._kind = items.kind
         self._real = np.flatnonzero(items.sizes > 0)
         self._begins = items.log_offsets[self._real] - part.log_offset
         is_short = items.sizes[self._real] < RECORD_BYTES_MIN
         if is_short.any() or (np.diff(self._begins) < 0).any():
             raise self._damaged("the items of an index are no records in their order")
         self._items: PartItems = items
-        units = self._begins // UNIT_BYTES
+        is_exact = self._kind is not RecordKind.ROCKETMQ
+        units = self._begins // (EXACT_UNIT_BYTES if is_exact else UNIT_BYTES)
         cuts = np.flatnonzero(np.diff(units)) + 1
         self._cuts: list[int] = [0, *cuts.tolist(), len(self._real)]
         self._known: dict[int, npt.NDArray[np.int64]] = {}
@@ -179,6 +186,9 @@ class PartTimes:
     def first_since(self, time_ms: int, first: int, end: int) -> QueueOffset | None:
         """The first message in queue offsets ``[first, end)`` at a time or later."""
         low, high = self._units(first, end)
+        if self._kind is not RecordKind.ROCKETMQ:
+            found = (self._first_exactly(unit, time_ms, first, end) for unit in range(low, high))
+            return next((one for one in found if one is not None), None)
         is_whole = end == self._part.queue_end
         begin, limit = low, high - 1 if is_whole else high  # the part's bounds say: there is one
         while begin < limit:
@@ -210,6 +220,26 @@ class PartTimes:
         offsets, times = self._of(unit, first, end)
         late = np.flatnonzero(times >= time_ms)
         return QueueOffset(int(offsets[late[0]])) if len(late) else None
+
+    def _first_exactly(self, unit: int, time_ms: int, first: int, end: int) -> QueueOffset | None:
+        """As ``_first_in``, of records that may hold many messages: these are looked into."""
+        from tiered.format.heads import first_since, heads_of  # noqa: PLC0415 (most tiers have none of them)
+
+        low, high = self._cuts[unit], self._cuts[unit + 1]
+        begins, sizes = self._begins[low:high], self._items.sizes[self._real[low:high]]
+        is_first = np.append(True, np.diff(begins) != 0)
+        positions, sizes = begins[is_first] - begins[0], sizes[is_first].astype(np.int64)
+        stop = int(begins[-1]) + int(sizes[-1])
+        data = self._ranges.read(self._part.log.part_of(int(begins[0]), stop))
+        heads = heads_of(self._kind, data, positions, sizes)
+        if not heads.is_sound.all():
+            raise self._damaged("an item points at something that is not a record of this queue")
+        late = (heads.times_ms >= time_ms) & (heads.highs > first) & (heads.lows < end)
+        for at in np.flatnonzero(late).tolist():
+            found = first_since(self._kind, data, int(positions[at]), int(sizes[at]), time_ms, first)
+            if found is not None and found < end:
+                return QueueOffset(found)
+        return None
 
     def _units(self, first: int, end: int) -> tuple[int, int]:
         """Units ``[low, high)`` that hold the messages of ``[first, end)``."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from tiered.local.interface import LocalStore, Quarantined
+    from tiered.log.actions import LineageGrown
     from tiered.log.bundles import StoredBundle
     from tiered.log.parts import Part
     from tiered.log.state import TierState
@@ -127,6 +128,7 @@ class GroupCommit:
     damaged: int = 0  # damaged records of it that are in quarantine
     missing: int = 0
     """Holes where the local store should have a record, and has none that can be read."""
+    lineage: LineageGrown | None = None  # what its records tell of where they come from
 
     @property
     def quarantined(self) -> list[Quarantined]:

@@ -30,6 +30,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from backends.errors import ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, ExpiredError, InvalidError
+from tiered.format.record_kind import RecordKind
+from tiered.log.decode import TierBatch
+from tiered.log.lineage import Isolation, hidden, stable_end
 from tiered.model import Boundary, LogOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -219,15 +222,18 @@ class QueueCursor:
         *,
         tails: int = 0,
         journal: Journal | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
         """Stand on the history of an incarnation.
 
         Args:
             journal: Is asked when an object is gone. Without it that is an ``ObjectNotFoundError``, for the caller to look
                 into.
+            isolation: What is seen of transactions; None: all that is stored.
         """
         self.queue = queue
         self._journal = journal
+        self._isolation = isolation
         self._stand(view, tails)
 
     def _stand(self, view: IncarnationView, tails: int) -> None:
@@ -236,6 +242,17 @@ class QueueCursor:
         self.start = QueueOffset(max(incarnation.cut_at, 0))
         self.low, self.end = incarnation.min_offset, incarnation.commit_offset
         self._place = HistoryPlace(view, self.start, self.end)
+        if self._isolation is Isolation.COMMITTED and incarnation.lineage:
+            self.end = QueueOffset(max(self.low, stable_end(incarnation)))
+
+    def see(self, batch: TierBatch) -> TierBatch:
+        """A batch of this history as its readers see it: what is not for them is holes."""
+        if self._isolation is None or batch.records.kind is RecordKind.ROCKETMQ:
+            return batch
+        facts = self.incarnation.lineage
+        hides = self._isolation is Isolation.COMMITTED and facts is not None
+        seen = hidden(batch.records, facts.aborted if facts and hides else None)
+        return batch if seen is batch.records else TierBatch(seen, batch.log_offset)
 
     @property
     def incarnation(self) -> Incarnation:

@@ -22,6 +22,7 @@ from tiered.format.block import (
     topics_equal,
 )
 from tiered.format.record import BODY_AT, MAGIC_V1, RECORD_BYTES_MIN
+from tiered.format.record_kind import RecordKind, kind_of_items
 from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, STORE_HOST_V6
 from tiered.local.interface import RecordBatch
 from tiered.log.flat_file import ITEM
@@ -68,6 +69,11 @@ class PartItems:
         """Number of items."""
         return len(self.sizes)
 
+    @property
+    def kind(self) -> RecordKind:
+        """What their records are; RocketMQ's where all are holes."""
+        return kind_of_items(self.sizes, self.tag_codes)
+
     def part_of(self, first: int, end: int) -> PartItems:
         """Items ``[first, end)`` of these, without a copy."""
         return PartItems(
@@ -113,7 +119,8 @@ def decode_records(
     if len(items) and items.sizes.min() > 0:
         positions = items.log_offsets - begin
         offsets = np.arange(items.start, items.start + len(items))
-        times, physical, fault = fields_of(queue, data, positions, items.sizes, offsets)
+        kind = items.kind
+        times, physical, fault = fields_of(queue, data, positions, items.sizes, offsets, kind)
     else:
         positions = np.where(items.sizes > 0, items.log_offsets - begin, 0)
         times, physical, fault = _with_holes(queue, items, data, positions)
@@ -201,7 +208,8 @@ def _with_holes(
     none = np.full(len(items), -1, np.int64)
     if not len(real):
         return Fields(none, none)
-    found = fields_of(queue, data, positions[real], items.sizes[real], items.start + real)
+    offsets = items.start + real
+    found = fields_of(queue, data, positions[real], items.sizes[real], offsets, items.kind)
     times, physical = none.copy(), none
     times[real] = found.store_timestamps_ms
     physical[real] = found.physical_offsets
@@ -246,6 +254,7 @@ def fields_of(
     positions: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
+    kind: RecordKind = RecordKind.ROCKETMQ,
 ) -> Fields:
     """Hold records against what an index says of them.
 
@@ -253,12 +262,37 @@ def fields_of(
         positions: int64[n], where each begins in ``data``; n > 0.
         offsets: int64[n], their queue offsets; of an inner batch any that it may hold.
     """
+    if kind is not RecordKind.ROCKETMQ:
+        return _by_heads(kind, queue, data, positions, sizes, offsets)
     ids, counts = np.int64(queue.queue_id), np.array([len(positions)])
     found = usual_fields([queue.topic], counts, ids, data, positions, sizes, offsets)
     if found is not None:
         return found
     block = parse_records(data, positions, sizes)
     return Fields(block.store_timestamps_ms, block.physical_offsets, _fault(queue, block, offsets))
+
+
+def _by_heads(  # noqa: PLR0917 (as ``fields_of``)
+    kind: RecordKind,
+    queue: MessageQueue,
+    data: Buffer,
+    positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+) -> Fields:
+    """Of Kafka's batches and JoyQueue's messages; neighbours may share one, which is looked at once."""
+    from tiered.format.heads import heads_of  # noqa: PLC0415 (most tiers have none of them)
+
+    is_first = np.append(True, np.diff(positions) != 0)
+    firsts, owners = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+    heads = heads_of(kind, data, positions[firsts], sizes[firsts].astype(np.int64))
+    mine = heads.is_sound
+    if heads.partitions is not None:
+        mine = mine & (heads.partitions == queue.queue_id)
+    fault = "" if mine.all() else "an item points at something that is not a record of this queue"
+    if not fault and not ((heads.lows[owners] <= offsets) & (offsets < heads.highs[owners])).all():
+        fault = "an item points at a record of another queue offset"
+    return Fields(heads.times_ms[owners], np.full(len(offsets), -1, np.int64), fault)
 
 
 def usual_fields(  # noqa: PLR0917 (as ``fields_of``)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
 from tiered.log.actions import Expire, action_of
+from tiered.log.lineage import expired_to
 from tiered.log.parts import Parts, Segment
 from tiered.log.timers import hour_queue
 from tiered.model import MessageQueue, QueueOffset
@@ -76,7 +77,8 @@ def expired(incarnation: Incarnation, said: Expire, *, with_open: bool) -> Incar
     if not may_go or begins != low:
         return None
     gaps = tuple(gap for gap in incarnation.gaps if gap.end > low)
-    return replace(incarnation, min_offset=low, segments=kept, gaps=gaps)
+    lineage = expired_to(incarnation.lineage, low)
+    return replace(incarnation, min_offset=low, segments=kept, gaps=gaps, lineage=lineage)
 
 
 def segment_end(segment: Segment) -> int:

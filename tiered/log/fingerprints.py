@@ -2,7 +2,8 @@
 
 A fingerprint is made of queue offset, store time, body CRC, body size and unique key; not of the physical offset, which a
 restored store changes. Two different messages at one queue offset share a fingerprint once in four thousand million times.
-0 stands for none: not known, or a hole. Where it matters that it is a hole, it is ``HOLE``; that is in no entry.
+0 stands for none: not known, or a hole. Where it matters that it is a hole, it is ``HOLE``; that is in no entry. Those of other
+stores' records are made of their heads (``tiered.format.heads``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tiered.format.record import (
     STORE_TIME_AT,
     extra_of,
 )
+from tiered.format.record_kind import RecordKind, kind_of
 from tiered.format.sysflag import BORN_HOST_V6, v6_extra_bytes
 
 if TYPE_CHECKING:
@@ -37,8 +39,13 @@ _INT = struct.Struct(">i")
 _IDENTITY = struct.Struct(">qqIi")
 
 
-def fingerprint_of(record: Buffer) -> int:
-    """The fingerprint of a sound record; 0 when these bytes are not a record."""
+def fingerprint_of(record: Buffer, tag_code: int) -> int:
+    """The fingerprint of a sound record, whose item has this tag code; 0 when these bytes are not a record of RocketMQ."""
+    kind = kind_of(tag_code)
+    if kind is not RecordKind.ROCKETMQ:
+        from tiered.format.heads import fingerprint_of_head  # noqa: PLC0415 (most tiers have none of them)
+
+        return fingerprint_of_head(kind, record)
     view = memoryview(record).cast("B")
     if view.nbytes < RECORD_BYTES_MIN:
         return 0
@@ -63,4 +70,5 @@ def fingerprint_of_item(batch: RecordBatch, number: int) -> int:
     if size <= 0:
         return 0
     start = int(batch.positions[number])
-    return fingerprint_of(memoryview(batch.data).cast("B")[start : start + size])
+    record = memoryview(batch.data).cast("B")[start : start + size]
+    return fingerprint_of(record, int(batch.tag_codes[number]))

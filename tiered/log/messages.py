@@ -7,6 +7,7 @@ Every function gives a whole batch or raises: nothing of a damaged batch gets ou
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,11 +18,13 @@ from tiered.errors import DataError
 from tiered.format.block import parse_records
 from tiered.format.message_forms import decompress_body, message_json, message_line, split_batch
 from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tiered.format.kafka_message import KafkaRecords
     from tiered.local.interface import RecordBatch
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -77,6 +80,8 @@ def messages_json(
     Args:
         log_offset: Of its first byte in the tiered commit log; None when it is not from a tier.
     """
+    if records.kind is not RecordKind.ROCKETMQ:
+        return [one.json for one in foreign_messages(records, wanted)]
     return _formed(message_json, records, log_offset, raw_body, wanted)
 
 
@@ -84,7 +89,53 @@ def messages_lines(
     records: RecordBatch, log_offset: int | None, *, raw_body: bool, wanted: Numbers | None = None
 ) -> list[bytes]:
     """``messages_json`` as lines of JSON without their ends: the fast way to print them."""
+    if records.kind is not RecordKind.ROCKETMQ:
+        return [json.dumps(one.json).encode() for one in foreign_messages(records, wanted)]
     return _formed(message_line, records, log_offset, raw_body, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMessage:
+    """A message of another store than RocketMQ's, in the words of that store."""
+
+    number: int  # of its item in the batch
+    body: bytes  # Kafka: the value, empty where that is null
+    time_ms: int
+    key: str  # for eyes
+    json: dict[str, Any]
+
+
+def foreign_messages(records: RecordBatch, wanted: Numbers | None = None) -> list[ForeignMessage]:
+    """The messages of a batch of another store's; ``wanted`` as of ``items``. Offsets without a message are passed over."""
+    if records.kind is RecordKind.KAFKA:
+        return _kafka_messages(records, wanted)
+    raise NotImplementedError
+
+
+def kafka_records(records: RecordBatch, wanted: Numbers | None = None) -> KafkaRecords:
+    """The records of Kafka's batches; ``wanted`` as of ``items``."""
+    from tiered.format.kafka_message import records_of  # noqa: PLC0415 (most tiers have none of them)
+
+    numbers = np.flatnonzero(records.sizes > 0) if wanted is None else wanted
+    positions = records.positions[numbers]
+    firsts = numbers[np.append(True, positions[1:] != positions[:-1])[: len(numbers)]]
+    sizes = records.sizes[firsts].astype(np.int64)
+    offsets = numbers + records.base_offset
+    return records_of(records.data, records.positions[firsts], sizes, offsets)
+
+
+def _kafka_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignMessage]:
+    queue, base = records.queue, records.base_offset
+    return [
+        ForeignMessage(
+            one.offset - base,
+            one.value or b"",
+            one.timestamp_ms,
+            (one.key or b"").decode("utf-8", "backslashreplace"),
+            one.to_json(queue.topic, queue.queue_id),
+        )
+        for one in kafka_records(records, wanted).messages()
+    ]
 
 
 class _Form(Protocol[_T_co]):
@@ -140,6 +191,8 @@ def raw_bytes(records: RecordBatch, numbers: Numbers) -> list[memoryview]:
 
 def bodies(records: RecordBatch, numbers: Numbers, *, raw_body: bool) -> list[memoryview]:
     """The bodies of these items as a client gets them (``raw_body``: as stored); a slice where nothing is packed."""
+    if records.kind is not RecordKind.ROCKETMQ:
+        return [memoryview(one.body) for one in foreign_messages(records, numbers)]
     view = memoryview(records.data).cast("B")
     block = parse_records(view, records.positions[numbers], records.sizes[numbers])
     if not block.is_sound:

@@ -23,6 +23,10 @@ from backends.lazy_dataclass import dataclass
 from tiered.format.bundle import SectionPlace
 from tiered.format.items import ITEM_BYTES
 from tiered.journal.typed import INT_MAX, JsonForm, Key, as_object, as_row
+from tiered.local.interface import (  # noqa: TC001 (read at run time: tiered.journal.typed)
+    LeaderEpoch,
+    OpenTransaction,
+)
 from tiered.log.ranges import Ranges  # noqa: TC001 (read at run time: tiered.journal.typed)
 from tiered.log.timers import TimerFacts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
@@ -521,6 +525,27 @@ Passes = Annotated[tuple[Pass, ...], _are_in_order]
 
 
 @dataclass(frozen=True, slots=True)
+class AbortedRange:
+    """A transaction that was aborted: what its producer wrote in these queue offsets is nothing for readers."""
+
+    producer: int  # producer id
+    first: int  # queue offset of its first record
+    last: int  # of its end, which is a record of the node's own
+
+
+@dataclass(frozen=True, slots=True)
+class LineageFacts:
+    """Where an incarnation's records come from, of stores that tell: Kafka, JoyQueue (``tiered.log.lineage``)."""
+
+    topic_id: str = ""
+    epochs: tuple[LeaderEpoch, ...] = ()  # of the leaders, ascending in both
+    opened: tuple[OpenTransaction, ...] = ()  # transactions that have no end below the commit offset
+    is_sure: bool = True
+    """Whether ``opened`` is all of them: not so where the end of the queue was moved since, until the next part."""
+    aborted: tuple[AbortedRange, ...] = ()  # ascending by their ends
+
+
+@dataclass(frozen=True, slots=True)
 class Incarnation:
     """One incarnation of a queue, from its offset 0."""
 
@@ -541,6 +566,8 @@ class Incarnation:
     compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.rebuilt_state``)."""
     passes: Passes = ()
     """Of compaction, as many as still matter; the last says how far it is compacted."""
+    lineage: LineageFacts | None = None
+    """Of its records, where their store tells; None: it does not, or nothing has come."""
 
     def tables(self) -> Iterator[Parts]:
         """All parts, in order, in the rows in which they are held: of a segment, or of many."""
@@ -571,6 +598,7 @@ class Incarnation:
             self.cut_at,
             self.cut_by,
             self.passes,
+            self.lineage,
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.cursor import HistoryPlace, IncarnationView, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.flat_file import ITEM_BYTES
+from tiered.log.lineage import Isolation
 from tiered.log.salvage import Salvaged, all_lost, salvage
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_part, read_range
 from tiered.log.state import Gap, Incarnation, Part, TierMachine, TierState
@@ -52,9 +54,17 @@ _EVERY = QueueOffset((1 << 63) - 1)
 class TierReader:
     """One broker's tier, read-only; a ``tiered.log.cursor.Journal``."""
 
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
+    def __init__(
+        self, store: ObjectStore, prefix: str, isolation: Isolation | None = Isolation.COMMITTED
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            isolation: What its cursors show of transactions; None: all that is stored.
+        """
         self.store = store
         self.prefix = prefix
+        self.isolation = isolation
         self._journal = JournalReader(store, prefix, TierMachine())
         self._replaying = threading.Lock()
         self._views: dict[tuple[MessageQueue, int, int], IncarnationView] = {}
@@ -133,7 +143,7 @@ class TierReader:
         self, queue: MessageQueue, incarnations: Sequence[Incarnation], number: int
     ) -> QueueCursor:
         view, tails = self.view(queue, incarnations[number]), history_of(incarnations, number).tails
-        return QueueCursor(queue, view, tails=tails, journal=self)
+        return QueueCursor(queue, view, tails=tails, journal=self, isolation=self.isolation)
 
     def queue(self, queue: MessageQueue, incarnation: int | None = None) -> QueueReader:
         """A reader of one history of a queue; see ``cursor``."""
@@ -270,7 +280,10 @@ class QueueReader:
         if found is None:
             return None
         part, begin, end = found
-        return salvage(self._store, self._prefix, self.queue, part, start=begin, end=end)
+        left = salvage(self._store, self._prefix, self.queue, part, start=begin, end=end)
+        if left.batch is None:
+            return left
+        return replace(left, batch=self.cursor.see(left.batch))
 
     def _part_at(
         self, place: HistoryPlace, start: QueueOffset, count_max: int
@@ -291,7 +304,8 @@ class QueueReader:
         found = place.view.locate(begin, where=self._prefix)
         if found is None or isinstance(found, Gap):
             return found
-        return self._read_part(found, begin, bytes_max, min(count_max, place.end - begin))
+        count = min(count_max, place.end - begin)
+        return self.cursor.see(self._read_part(found, begin, bytes_max, count))
 
     def batches(
         self,

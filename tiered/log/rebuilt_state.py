@@ -449,7 +449,8 @@ def _fingerprint_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
     low = start - part.log_offset
     if size <= 0 or not 0 <= low <= low + size <= part.log_bytes:
         return start, size, 0
-    return start, size, fingerprint_of(read(part.log.part_of(low, low + size)))
+    record = read(part.log.part_of(low, low + size))
+    return start, size, fingerprint_of(record, int(item["tag_code"]))
 
 
 def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Part | None:

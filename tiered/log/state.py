@@ -30,6 +30,7 @@ from tiered.log.actions import (
     GapMet,
     IncarnationPasses,
     Indexed,
+    LineageGrown,
     Meta,
     PartsNamed,
     Quarantine,
@@ -41,6 +42,7 @@ from tiered.log.actions import (
 from tiered.log.bundles import decode_numbers, named_sections
 from tiered.log.expiry import expired
 from tiered.log.indexed import after_index, is_of_use
+from tiered.log.lineage import after_grown, moved
 from tiered.log.merge import replace_run
 from tiered.log.parts import (
     Bundle,
@@ -406,8 +408,17 @@ def _gap(work: _Work, said: GapMet) -> None:
             gaps=(*incarnation.gaps, gap),
             commit_offset=gap.end,
             min_offset=gap.end if fresh else incarnation.min_offset,
+            lineage=moved(incarnation.lineage, gap.end),
         ),
     )
+
+
+def _lineage(work: _Work, said: LineageGrown) -> None:
+    incarnation = work.present(said.queue, said.incarnation)
+    if incarnation is None or not work.is_present:
+        work.refuse()
+        return
+    work.put(said.queue, after_grown(incarnation, said))
 
 
 def _truncate(work: _Work, said: Truncate) -> None:
@@ -485,6 +496,7 @@ _HANDLERS: dict[type[Any], Callable[[_Work, Any], object]] = {
     Quarantine: _quarantine,
     BeginAnew: _begin_anew,
     Indexed: _index,
+    LineageGrown: _lineage,
     TimerTake: partial(_timer, after_take),
     TimerRunBegins: partial(_timer, after_run),
     TimerHanded: partial(_timer, after_handed),

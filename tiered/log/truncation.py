@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tiered.log.lineage import moved
 from tiered.log.parts import Parts
 from tiered.log.ranges import clipped
 from tiered.model import LogOffset, QueueOffset
@@ -78,6 +79,7 @@ def cut(
         gaps=gaps_kept,
         indexed=clipped(incarnation.indexed, 0, end),
         passes=tuple(replace(one, end=min(one.end, end)) for one in incarnation.passes),
+        lineage=moved(incarnation.lineage, end),
     )
     return tail, rest
 

@@ -13,9 +13,11 @@ from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, OtherVersionError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
 from tiered.format.bundle import SectionBlocks, read_table
+from tiered.format.heads import are_whole, heads_of
 from tiered.format.index_object import check_payload
 from tiered.format.object import parse_trailer
 from tiered.format.record import RecordFault
+from tiered.format.record_kind import RecordKind, kind_of
 from tiered.journal.typed import INT_MAX, row_of
 from tiered.keys import parse_index_key
 from tiered.log.bundles import sections_of
@@ -321,9 +323,12 @@ class _PartCheck:
         self._list("index", where[overlap], "the record overlaps the one before")
         if not len(overlap) and not outside.any() and known.all():
             self._found.unreferenced_bytes += part.log_bytes - int((ends - starts).sum())
-        self._records(where, offsets, sizes, is_first)
+        codes = items["tag_code"].astype(np.int64)[where]
+        self._records(where, offsets, sizes, is_first, codes)
 
-    def _records(self, where: Ints, offsets: Ints, sizes: Ints, is_first: Flags) -> None:
+    def _records(
+        self, where: Ints, offsets: Ints, sizes: Ints, is_first: Flags, codes: Ints
+    ) -> None:
         """Hold each record against its items (``where``: their numbers in the part)."""
         part = self._part
         log = self._opened.records[part.records_at : part.records_at + part.log_bytes]
@@ -333,30 +338,64 @@ class _PartCheck:
             at = starts + part.records_at
             kept &= (at >= high) | (at + sizes <= low)
         where, starts, sizes, is_first = where[kept], starts[kept], sizes[kept], is_first[kept]
-        firsts = np.flatnonzero(is_first)
-        block = parse_records(log, starts[firsts], sizes[firsts].astype(np.int32))
-        check_records(block, expected_physical=None, check_crc=True)
-        for fault in RecordFault:
-            if fault is not RecordFault.OK:
-                bad = np.flatnonzero(block.faults == fault)
-                self._list("record", where[firsts[bad]], f"the record has the fault {fault.name}")
-        sound = block.faults == RecordFault.OK
-        of_item = np.cumsum(is_first) - 1
-        self._owners(block, where, of_item, sound)
-        times = block.store_timestamps_ms
+        codes, firsts, of_item = codes[kept], np.flatnonzero(is_first), np.cumsum(is_first) - 1
+        kind = kind_of(int(codes[0])) if len(codes) else RecordKind.ROCKETMQ
+        if kind is RecordKind.ROCKETMQ:
+            block = parse_records(log, starts[firsts], sizes[firsts].astype(np.int32))
+            sound, times = self._sound(block, where[firsts]), block.store_timestamps_ms
+            self._owners(block, where, of_item, sound)
+        else:
+            sound, times = self._heads(kind, log, starts[firsts], sizes[firsts], where, of_item)
         late = sound & ((times < part.store_min_ms) | (times > part.store_max_ms))
         outside = where[firsts[np.flatnonzero(late)]]
         self._list("description", outside, "stored outside the times that the journal says")
         self._found.messages += int(np.count_nonzero(sound[of_item])) if len(of_item) else 0
-        self._last(log, where, starts, sizes)
+        self._last(log, where, starts, sizes, codes)
 
-    def _last(self, log: memoryview, where: Ints, starts: Ints, sizes: Ints) -> None:
+    def _sound(self, block: RecordBlock, items: Ints) -> Flags:
+        """Which records pass their checks; ``items``: the first of each."""
+        check_records(block, expected_physical=None, check_crc=True)
+        for fault in RecordFault:
+            if fault is not RecordFault.OK:
+                bad = items[np.flatnonzero(block.faults == fault)]
+                self._list("record", bad, f"the record has the fault {fault.name}")
+        sound: Flags = block.faults == RecordFault.OK
+        return sound
+
+    def _heads(  # noqa: PLR0917 (columns of one thing)
+        self,
+        kind: RecordKind,
+        log: memoryview,
+        starts: Ints,
+        sizes: Ints,
+        where: Ints,
+        of_item: Ints,
+    ) -> tuple[Flags, Ints]:
+        """Which records of Kafka or JoyQueue are whole and of their items; and their times."""
+        heads = heads_of(kind, log, starts, sizes)
+        sound = heads.is_sound.copy()
+        sound[sound] = are_whole(kind, log, starts[sound], sizes[sound])
+        self._list("record", where[np.flatnonzero(~sound[of_item])], "the record is damaged")
+        if heads.partitions is not None:
+            mine = heads.partitions == self._queue.queue_id
+            foreign = np.flatnonzero((sound & ~mine)[of_item])
+            self._list("foreign", where[foreign], "the record is of another queue")
+        wanted = where + self._part.queue_offset
+        fits = (heads.lows[of_item] <= wanted) & (wanted < heads.highs[of_item])
+        elsewhere = np.flatnonzero(sound[of_item] & ~fits)
+        self._list("foreign", where[elsewhere], "the record is of another queue offset")
+        return sound, heads.times_ms
+
+    def _last(
+        self, log: memoryview, where: Ints, starts: Ints, sizes: Ints, codes: Ints
+    ) -> None:
         """By its fingerprint the last record is known again when the local store is looked at."""
         part = self._part
         if not part.last or not len(where) or int(where[-1]) != part.count - 1:
             return
         start = int(starts[-1])
-        if fingerprint_of(log[start : start + int(sizes[-1])]) != part.last:
+        record = log[start : start + int(sizes[-1])]
+        if fingerprint_of(record, int(codes[-1])) != part.last:
             self._problem(
                 "record", "the last record is not the one whose fingerprint the journal has"
             )

@@ -370,7 +370,8 @@ def _is_same(found: PartBytes, part: Part, log: Buffer | None, items: Buffer | N
     if (log is not None and log != records) or (items is not None and items != index):
         return False
     if part.last:
-        return fingerprint_of(_last_record(records, index, part)) == part.last
+        tag_code = int.from_bytes(index[-8:], "big", signed=True)
+        return fingerprint_of(_last_record(records, index, part), tag_code) == part.last
     # It ends with a hole, and items alone prove no record: other messages may be as long.
     is_packed_alike = part.is_whole and _section(part, found).place.crc == place.crc
     return log is not None or is_packed_alike

@@ -1,0 +1,64 @@
+"""Which kind of store a directory is, and opening it: RocketMQ's, Kafka's or JoyQueue's."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.clock import Clock
+    from tiered.local.interface import LocalStore
+    from tiered.local.rocketmq import RocketMQOptions
+
+
+def folders_of(text: str) -> list[str]:
+    """The directories that are meant: one, or several of one Kafka node as ``log.dirs`` has them, with commas between."""
+    if "," not in text or os.path.lexists(text):
+        return [text]
+    return [folder for folder in text.split(",") if folder]
+
+
+def open_store(
+    directory: str, *, clock: Clock, options: RocketMQOptions | None = None
+) -> LocalStore:
+    """Open a store read-only.
+
+    Args:
+        directory: See ``folders_of``.
+        options: How to read RocketMQ's.
+
+    Raises:
+        InvalidError: It is no store.
+    """
+    folders = folders_of(directory)
+    # Other modules are loaded when they are needed: a start is dear.
+    if _is_kafka(folders):
+        from tiered.local.kafka import KafkaStore  # noqa: PLC0415
+
+        return KafkaStore.open(folders, clock=clock)
+    if len(folders) > 1:
+        raise InvalidError(
+            "several directories make one store only where all are log directories of one Kafka node",
+            where=directory,
+            do="give one directory; meta.properties marks those of Kafka",
+        )
+    if os.path.isdir(f"{directory}/topics") and not os.path.isdir(f"{directory}/commitlog"):
+        from tiered.local.jmq import JmqStore, is_jmq  # noqa: PLC0415
+
+        if is_jmq(directory):
+            return JmqStore.open(directory, clock=clock)
+    from tiered.local.rocketmq import RocketMQStore  # noqa: PLC0415
+
+    return RocketMQStore.open(directory, clock=clock, options=options)
+
+
+def _is_kafka(folders: Sequence[str]) -> bool:
+    if not any(os.path.lexists(f"{folder}/meta.properties") for folder in folders):
+        return False
+    from tiered.local.kafka_files import is_log_directory  # noqa: PLC0415
+
+    return any(map(is_log_directory, folders))
