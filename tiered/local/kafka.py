@@ -795,7 +795,7 @@ class KafkaStore:
         except _StaleError:
             return None
         block, where = window.block, f"{view.segments[number].path}, byte {at}"
-        is_next = len(block) > 0 and not block.positions[0]
+        is_next = len(block) > 0 and int(block.base_offsets[0]) == view.end
         if view.state is _State.CRASHED:
             said = (
                 f"{name} lies behind a damaged batch ({where}), where the node's start cuts the log"
