@@ -49,7 +49,6 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _PARTITION_MAX: Final = 2**15 - 1
 _REMOVED: Final = ".d."
 _TRANSACTIONS: Final = "tx"
-_CHECKPOINT: Final = "checkpoint.json"
 _CHECKPOINT_BYTES_MAX: Final = 1 << 20
 
 
@@ -66,13 +65,18 @@ class GroupFolder(NamedTuple):
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"
 
+    @property
+    def checkpoint(self) -> str:
+        """The file that says how much is committed."""
+        return f"{self.path}/checkpoint.json"
+
 
 def is_jmq(path: str) -> bool:
     """Whether a directory is a store of JMQ: ``topics`` is in it, with the folder of a group, or the broker's ``lock``."""
     if stat_if_there(f"{path}/topics/.") is None:
         return False
     return stat_if_there(f"{path}/lock") is not None or any(
-        stat_if_there(f"{group.path}/{_CHECKPOINT}") or stat_if_there(f"{group.path}/index/.")
+        stat_if_there(group.checkpoint) or stat_if_there(f"{group.path}/index/.")
         for group in find_groups(path)[0]
     )
 
@@ -121,24 +125,15 @@ class Checkpoint(NamedTuple):
     nexts: Mapping[int, int]  # the next number of each partition's index there
 
 
-def checkpoint_mark(group: GroupFolder) -> tuple[int, int, int] | None:
-    """Changes whenever somebody writes the checkpoint; None: there is none."""
-    return _mark(f"{group.path}/{_CHECKPOINT}")
-
-
 def file_mark(path: str) -> tuple[int, int, int] | None:
     """Inode, size and time of a file, which change when somebody writes it; None: there is none."""
-    return _mark(path)
-
-
-def _mark(path: str) -> tuple[int, int, int] | None:
     found = stat_if_there(path)
     return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def read_checkpoint(group: GroupFolder) -> Checkpoint | None:
     """What the checkpoint says; None: there is none, or it is just being written."""
-    path = f"{group.path}/{_CHECKPOINT}"
+    path = group.checkpoint
     descriptor = open_if_there(path)
     if descriptor is None:
         return None
@@ -258,7 +253,7 @@ class Entry(NamedTuple):
 
 
 class IndexFiles:
-    """The index of a partition, of which nothing is believed that a message does not say. Not for several threads."""
+    """The index of a partition, of which nothing is believed that a message does not say."""
 
     def __init__(self, folder: str, cache: FileCache) -> None:
         self._folder = folder
@@ -291,13 +286,11 @@ class IndexFiles:
 
     def entry(self, number: int) -> Entry | None:
         """One entry; None: there is none, or it says nothing."""
-        at = number * ENTRY_BYTES
-        place = bisect_right(self._bases, at) - 1
+        at, bases = number * ENTRY_BYTES, self._bases
+        place = bisect_right(bases, at) - 1
         if place < 0:
             return None
-        base = self._bases[place]
-        if place + 1 < len(self._bases) and at + ENTRY_BYTES > self._bases[place + 1]:
-            return None
+        base = bases[place]
         path = f"{self._folder}/{base}"
         data = self._cache.read(path, at - base + FILE_HEADER_BYTES, ENTRY_BYTES)
         found = Entry(*_ENTRY.unpack(data)) if len(data) == ENTRY_BYTES else Entry(0, 0)
