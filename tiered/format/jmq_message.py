@@ -152,9 +152,7 @@ def walk_messages(buffer: Buffer, start: int, end: int, *, size_max: int) -> Mes
     return MessageBlock(buffer, positions, headers, whole, sound, position)
 
 
-def _are_whole(
-    buffer: Buffer, body_sizes: npt.NDArray[np.int32], at: Longs, ends: Longs
-) -> Flags:
+def _are_whole(buffer: Buffer, body_sizes: npt.NDArray[np.int32], at: Longs, ends: Longs) -> Flags:
     """Whether the parts behind bodies, which end at ``at``, end where their messages do."""
     whole: Flags = body_sizes >= 0
     for width in _TAIL:
@@ -171,8 +169,8 @@ def walk_over_damage(
 ) -> tuple[MessageBlock, list[tuple[int, int]]]:
     """As ``walk_messages``, and on behind bytes that are no message; those, as ranges ``[from, to)`` of the buffer.
 
-    It stops at a message that goes on in the ``room`` bytes behind ``end``, or where no sound one follows. All are whole, not
-    all sound: a message whose parts do not fill it may be wrong in its size, so the next one is searched.
+    It stops at a message that goes on in the ``room`` bytes behind ``end``, or where no sound one follows. All are whole,
+    not all sound: a message whose parts do not fill it may be wrong in its size, so the next one is searched.
     """
     blocks, lost, at = list[MessageBlock](), list[tuple[int, int]](), start
     while True:
@@ -249,7 +247,9 @@ def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[Jmq
     stored, business_id, attributes, extension, app = _parts(raw, (4, *_TAIL))
     flags, index, app_name = int(head["flags"]), int(head["index"]), _text(app)
     if flags & BATCH and source_of(flags) == _KAFKA:
-        return _kafka_records(head, stored, attributes, extension, app_name, bytes_max)
+        return _kafka_records(
+            head, stored, attributes, extension, bytes_max=bytes_max, app=app_name
+        )
     body = _unpacked(stored, flags, bytes_max)
     if not flags & BATCH:
         priority, flag = int(head["priority"]), int(head["flag"])
@@ -313,7 +313,7 @@ def _unzipped(stored: bytes, bytes_max: int) -> bytes:
 
 
 def _kafka_records(
-    head: np.void, stored: bytes, attributes: bytes, extension: bytes, app: str, bytes_max: int
+    head: np.void, stored: bytes, attributes: bytes, extension: bytes, *, app: str, bytes_max: int
 ) -> list[JmqMessage]:
     """The records of a batch that a Kafka client sent: the value is the body, the key the business id."""
     from tiered.format import kafka_batch as kafka  # noqa: PLC0415 (few stores have any)
@@ -340,8 +340,14 @@ def _kafka_records(
     priority = int(head["priority"])
     return [
         JmqMessage(
-            int(offset), priority, 0, records.value(n) or b"", _text(records.key(n) or b""),
-            attributes, extension, app,
+            int(offset),
+            priority,
+            0,
+            records.value(n) or b"",
+            _text(records.key(n) or b""),
+            attributes,
+            extension,
+            app,
         )
         for n, offset in enumerate(records.offsets.tolist())
     ]

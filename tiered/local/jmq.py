@@ -1,6 +1,7 @@
 """A JoyQueue (JMQ 4) store directory behind the interface of local stores, live or dead, read-only; and its follower.
 
-A partition is a queue; a client's batch is an inner batch, whose items name one record: the journal's message, byte for byte.
+A partition is a queue. A record is a message of the journal, byte for byte; a client's batch is an inner batch, whose items
+share one.
 
 **Contract.** What is *confirmed* of a group's journal ends with the last sound message at or below the commit position of
 the last ``checkpoint.json`` that could be read: where the broker itself would end after a crash. What stands above waits.
@@ -9,7 +10,7 @@ The broker writes that file once a minute and in place; one that is not whole ch
 A partition's index is made from the journal. The broker's index files say with which message a partition begins, and are
 asked for where a message stands: what they say counts where a message there says the same. No checksum covers the header
 of a message. One that doesn't go on where its partition was, or with which the next doesn't go on, counts only if the index
-files vouch for it, or if something was lost just before it; else it is damaged, and so is its place in its partition: a hole.
+files vouch for it, or if something was lost just before it; else it is damaged, and its place in its partition is a hole.
 What is gone with its file is missing.
 
 A *fall*: a file shrank, or is another, or one is gone that was not the first; the commit position fell; the last confirmed
@@ -31,6 +32,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -72,7 +74,7 @@ from tiered.local.mapped_file_queue import FileCache, directory_stamp
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from typing_extensions import Buffer
 
@@ -208,7 +210,9 @@ class _Group:
         self.bounds: dict[int, QueueBounds] = {}
         self.left_out: list[LeftOut] = []
         self._indexes: dict[int, IndexFiles] = {}
-        self._tail: tuple[int, bytes] | None = None  # the last confirmed message: position and header
+        self._tail: tuple[int, bytes] | None = (
+            None  # the last confirmed message: position and header
+        )
         self._seen: _Seen | None = None
         self._vanished_s = 0.0
         # As far as the journal has been walked.
@@ -280,9 +284,7 @@ class _Group:
         """Take over the files; those that have vanished on the left stay readable for a while. New ones are opened."""
         gone = tuple(file for file in self.readable.files if file.base < row.left)
         known = {file.base for file in self.row.files}
-        if gone and self.readable.left < self.row.left:
-            gone = tuple(file for file in gone if file.base in known) or gone
-        if any(file.base in known for file in gone):
+        if self.readable is self.row:
             self._vanished_s = now_s
         self.row = row
         self.readable = Row(row.folder, gone + row.files) if gone else row
@@ -381,19 +383,15 @@ class _Group:
             known = self.checkpoint.nexts.get(number, 0)
             if right < known:
                 return None
-            end = bisect_right(
-                range(left, right), limit, key=lambda n, index=index: _end_of(index.entry(n))
-            )
-            end += left
+            end = left + _first_behind(index, range(left, right), limit)
             if limit == self.checkpoint.indexed and end != max(known, left):
                 return None
-            for at in (end - 1, end):
+            for at in (end - 1, end) if limit < self.checkpoint.indexed else (end - 1,):
                 entry = index.entry(at) if left <= at < max(right, end) else None
                 if at < end and entry:
                     reached = max(reached, entry.end)
                 if left <= at < right and not self._holds(number, at, entry):
-                    if at < end or limit < self.checkpoint.indexed:
-                        return None
+                    return None
             ends[number] = end
         if reached < limit:
             return None
@@ -415,11 +413,14 @@ class _Group:
         index = self._indexes.get(partition)
         return None if index is None else index.entry(number)
 
+    def left_of(self, partition: int) -> int:
+        """The first message that the broker serves, by its index files."""
+        index = self._indexes.get(partition)
+        return (index.left or 0) if index is not None else 0
+
     def says(self, partition: int, number: int, count_: int, place: int) -> bool | None:
         """Whether the index files have a message (or batch of so many) just there; None: they have none of its number."""
-        first, last, behind = (
-            self.entry(partition, number + n) for n in (0, count_ - 1, count_)
-        )
+        first, last, behind = (self.entry(partition, number + n) for n in (0, count_ - 1, count_))
         if first is None:
             return None
         is_there = first.position == place and (last is None or last.position == place)
@@ -462,7 +463,8 @@ class _Group:
         real = table[:, table[_SIZE] > 0]
         if not real.shape[1]:
             return
-        terms, epochs = epochs_of(real[_TAG]), self._epochs.setdefault(partition, {})
+        epochs = self._epochs.setdefault(partition, {})
+        terms: npt.NDArray[np.int64] = epochs_of(real[_TAG])
         for n in np.flatnonzero(np.diff(terms, prepend=-2)).tolist():
             term, first = int(terms[n]), int(real[_INDEX, n])
             epochs[term] = min(first, epochs.get(term, first))
@@ -508,8 +510,14 @@ class _Group:
         return Waiting(max(1, sum(above)), size, reason, is_damaged)
 
 
-def _end_of(entry: Entry | None) -> int:
-    return _FAR if entry is None else entry.end
+def _first_behind(index: IndexFiles, numbers: range, limit: int) -> int:
+    """How many of an index's messages, counted from the first, end at or below a position."""
+
+    def end_of(number: int) -> int:
+        entry = index.entry(number)
+        return _FAR if entry is None else entry.end
+
+    return bisect_right(numbers, limit, key=end_of)
 
 
 def _bounds(left: int, end: int) -> QueueBounds:
@@ -533,6 +541,7 @@ class _Found:
 class _Sifted:
     """Messages and holes of one partition, as they are found one by one."""
 
+    wanted: int
     items: list[Sequence[int]]
     quarantined: list[Quarantined]
 
@@ -630,8 +639,8 @@ class _Walk:
             partition = int(stretch.partitions[number])
             wanted = self.wanted.get(partition)
             if wanted is not None:
-                piece = sifted.setdefault(partition, _Sifted([], []))
-                if self._sift_one(group, stretch, number, following[number], wanted, piece):
+                piece = sifted.setdefault(partition, _Sifted(wanted, [], []))
+                if self._sift_one(group, stretch, number, following[number], piece):
                     continue
             elif partition in group.bounds:
                 continue
@@ -648,15 +657,15 @@ class _Walk:
         stretch: _Stretch,
         number: int,
         following: int,  # index of the partition's next message; -1: it is not known
-        wanted: int,
         piece: _Sifted,
     ) -> bool:
         """Take a message, and the holes before it; whether it is what it says."""
         partition, item = int(stretch.partitions[number]), stretch.table[:, number].tolist()
         index, end, place = item[_INDEX], item[_INDEX] + item[_COUNT], item[_PLACE]
         expected = self._expected.get(partition)
+        wanted = piece.wanted
         if expected is None:
-            expected = index if index <= wanted else wanted
+            expected = min(index, wanted)
         is_next = index == expected
         if not stretch.is_good[number]:
             if not (is_next and end > index):
@@ -681,7 +690,7 @@ class _Walk:
     @staticmethod
     def _fill(group: _Group, partition: int, gap: tuple[int, int], piece: _Sifted) -> None:
         """Holes for indexes that no message has: damaged where the index files say that one stands in the journal."""
-        at, end = max(gap[0], min(group.bounds[partition].min if group.bounds else 0, gap[1])), gap[1]
+        at, end = max(gap[0], min(group.left_of(partition), gap[1])), gap[1]
         if end - at > _HOLES_MAX:
             return
         while at < end:
@@ -718,9 +727,7 @@ class _Walk:
 
 
 def _quarantined(index: int, place: int, detail: str, raw: bytes) -> Quarantined:
-    return Quarantined(
-        QueueOffset(index), PhysicalOffset(place), HoleReason.DAMAGED, detail, raw
-    )
+    return Quarantined(QueueOffset(index), PhysicalOffset(place), HoleReason.DAMAGED, detail, raw)
 
 
 def _batch(
@@ -796,9 +803,7 @@ class JmqStore:
 
     def queues(self) -> Mapping[MessageQueue, QueueBounds]:
         with self._lock:
-            return {
-                queue: group.bounds[queue.queue_id] for queue, group in self._owners.items()
-            }
+            return {queue: group.bounds[queue.queue_id] for queue, group in self._owners.items()}
 
     def refresh(self) -> None:
         with self._lock:
@@ -825,11 +830,11 @@ class JmqStore:
 
     def read_compacted(
         self,
-        queue: MessageQueue,  # noqa: ARG002 (as of all stores)
-        start: QueueOffset,  # noqa: ARG002
+        queue: MessageQueue,
+        start: QueueOffset,
         *,
-        bytes_max: int,  # noqa: ARG002
-        count_max: int,  # noqa: ARG002
+        bytes_max: int,
+        count_max: int,
     ) -> None:
         """See ``LocalStore``: no topic is compacted."""
 
@@ -863,9 +868,7 @@ class JmqStore:
 
     def waiting(self) -> Waiting:
         with self._lock:
-            found = [
-                one for group in self._groups.values() if (one := group.waiting()).size_bytes
-            ]
+            found = [one for group in self._groups.values() if (one := group.waiting()).size_bytes]
             if not found:
                 return Waiting()
             is_behind = any(one.is_behind_damage for one in found)

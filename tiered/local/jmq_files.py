@@ -93,9 +93,7 @@ def find_groups(path: str) -> tuple[list[GroupFolder], list[LeftOut]]:
             if _NUMBER.fullmatch(name):
                 groups.append(GroupFolder(topic, name, f"{path}/topics/{folder}/{name}"))
             elif name == _TRANSACTIONS:
-                left_out.append(
-                    LeftOut(f"{topic}/{name}", "transactions that are not committed")
-                )
+                left_out.append(LeftOut(f"{topic}/{name}", "transactions that are not committed"))
             else:
                 left_out.append(LeftOut(f"{topic}/{name}", "no name of a partition group"))
     return groups, left_out
