@@ -476,12 +476,12 @@ class _Group:
             del places[1::2]
 
     def epochs(self, partition: int) -> tuple[Epoch, ...]:
-        """The terms met, those that begin below a lower one left out."""
-        found, low = list[Epoch](), _FAR
+        """The terms of what is served, as far as they were met; those that begin where a higher one has begun left out."""
+        found, low, least = list[Epoch](), _FAR, self.bounds[partition].min
         for term, first in sorted(self._epochs.get(partition, {}).items(), reverse=True):
-            if first < low:
-                found.append(Epoch(term, first))
-                low = first
+            if low > least and first < low:
+                low = max(first, least)
+                found.append(Epoch(term, low))
         return tuple(reversed(found))
 
     # -- what waits ------------------------------------------------------------------------------
