@@ -422,7 +422,7 @@ def test_files_that_vanish_on_the_left_are_read_on(tmp_path: Path):
     late = store.follow({})
     for batch in follower.poll(1):
         taken.add(batch)
-    writer.trim(4)
+    writer.trim(2)
     left = min(int(path.name) for path in (writer.folder / "index/0").iterdir()) // 12
     assert left
     follow(follower, 500, taken)
@@ -500,7 +500,9 @@ def damaged(tmp_path: Path) -> tuple[Writer, list[int]]:
 def test_a_damaged_message_is_a_hole(
     tmp_path: Path, at: int, mask: int, window_bytes: int, has_indexes: bool
 ):
-    """One message of three indexes: 6, 7 and 8. Without index files more may be missing, and nothing else comes."""
+    """One message of three indexes, 9 to 11. Without index files they are said to be missing: nobody names the bytes."""
+    if not has_indexes and at in {20, 59}:
+        pytest.skip("how many indexes a message takes is said by its header, and by the index files")
     writer, places = damaged(tmp_path)
     store = open_store(tmp_path)
     whole = follow_all(store, 1 << 20)
@@ -662,9 +664,11 @@ def check_damaged(name: str, store: JmqStore, taken: Taken) -> None:
     for queue, raws in taken.raws.items():
         for index, raw in raws.items():
             known = truth[queue][index]
-            # No checksum covers the header: what is not compared with others may differ by what was flipped.
-            assert raw[61:] == known[61:]
+            # No checksum covers the rest: what is not compared with others may differ by what was flipped.
+            assert len(raw) == len(known)
             assert raw[4:14] == known[4:14]
+            end = 65 + int.from_bytes(known[61:65], "big")
+            assert raw[61:end] == known[61:end]
     bounds = bounds_of(store)
     for queue, end in taken.ends.items():
         assert end <= bounds[queue][1] or bounds[queue][1] == 0
@@ -676,9 +680,10 @@ def whole(name: str) -> dict[MessageQueue, dict[int, bytes]]:
         folder = Path(mkdtemp(prefix="tiered-jmq-"))
         path = stores.copy(name, folder)
         for group in stores.positions(name):
+            nexts = {int(number): right for number, (_, right) in group["partitions"].items()}
             text = (
-                f'{{"indexPosition":0,"partitions":{{}},"replicationPosition":{group["right_position"]},'
-                '"version":1}'
+                f'{{"indexPosition":0,"partitions":{nexts},"version":1,'
+                f'"replicationPosition":{group["right_position"]}}}'
             )
             topic = group["topic"].replace("/", "@")
             (path / f"topics/{topic}/{group['group']}/checkpoint.json").write_text(text)

@@ -287,17 +287,18 @@ class Writer:
                         file.truncate(size)
 
     def trim(self, files: int) -> None:
-        """Remove files from the left: the journal's, before them those of indexes that name nothing else."""
-        bases = sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
-        left = bases[files]
+        """Remove so many files of each index from the left, and then those of the journal that none names any more."""
+        lefts = []
         for index in (self.folder / "index").iterdir():
             numbers = sorted(int(path.name) for path in index.iterdir())
-            for number, behind in pairwise(numbers):
-                data = (index / str(behind)).read_bytes()
-                if struct.unpack_from(">q", data, jmq_message.FILE_HEADER_BYTES)[0] <= left:
-                    (index / str(number)).unlink()
-        for base in bases[:files]:
-            (self.folder / str(base)).unlink()
+            for number in numbers[:files]:
+                (index / str(number)).unlink()
+            data = (index / str(numbers[files])).read_bytes()
+            lefts.append(struct.unpack_from(">q", data, jmq_message.FILE_HEADER_BYTES)[0])
+        bases = sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        for base, behind in pairwise(bases):
+            if behind <= min(lefts):
+                (self.folder / str(base)).unlink()
 
 
 def open_store(directory: Path, clock: Clock | None = None) -> JmqStore:

@@ -288,6 +288,7 @@ class _Group:
             self._vanished_s = now_s
         self.row = row
         self.readable = Row(row.folder, gone + row.files) if gone else row
+        self.cache.drop_deleted([row.path(file.base) for file in row.files])
         for file in row.files[-_OPEN_MAX:]:
             if file.base not in known:
                 row.read(self.cache, file.base, file.base, 0)
@@ -423,7 +424,7 @@ class _Group:
         first, last, behind = (self.entry(partition, number + n) for n in (0, count_ - 1, count_))
         if first is None:
             return None
-        is_there = first.position == place and (last is None or last.position == place)
+        is_there = last is not None and first.position == last.position == place
         return is_there and (behind is None or behind.position != place)
 
     def _holds(self, partition: int, number: int, entry: Entry | None) -> bool:
@@ -823,7 +824,8 @@ class JmqStore:
                 size = bytes_max * len(group.bounds)
             found = list[_Found]()
             while not found and walk.position < group.confirmed:
-                found, _ = walk.step(group, max(_STEP_BYTES_MIN, min(size, _STEP_BYTES)))
+                met, _ = walk.step(group, max(_STEP_BYTES_MIN, min(size, _STEP_BYTES)))
+                found = [one for one in met if one.partition == queue.queue_id]
             if self.holds(group, walk):
                 return self.batch(group, found[0], bytes_max, count_max) if found else None
         return None  # it changes faster than it can be read
@@ -855,6 +857,8 @@ class JmqStore:
             walk = self._walk(group, queue.queue_id, bounds.min)
         while walk.position < group.confirmed:
             for found in walk.step(group, _STEP_BYTES)[0]:
+                if found.partition != queue.queue_id:
+                    continue
                 late = (found.table[_SIZE] > 0) & (found.table[_TIME] >= timestamp_ms)
                 if late.any():
                     return QueueOffset(int(found.table[_INDEX, int(np.argmax(late))]))
@@ -941,7 +945,9 @@ class JmqStore:
 
     @staticmethod
     def _walk(group: _Group, partition: int, start: int) -> _Walk:
-        return _Walk(group, group.place_of(partition, start), {partition: start})
+        """A walk for one partition; what is met of the others tells whether a message is of them."""
+        wanted: dict[int, int | None] = dict.fromkeys(group.bounds)
+        return _Walk(group, group.place_of(partition, start), wanted | {partition: start})
 
     def _owner(self, queue: MessageQueue) -> _Group | None:
         """The group of a queue, looked at."""
@@ -957,6 +963,8 @@ class JmqStore:
         paths = {folder.path for folder in folders}
         for path in self._groups.keys() - paths:
             del self._groups[path]
+            self._cache.drop_deleted()
+            self._indexes.drop_deleted()
         for folder in folders:
             if folder.path not in self._groups:
                 self._groups[folder.path] = _Group(
