@@ -18,29 +18,19 @@ leader_epoch    int32                                 -1: unknown
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiered.api.arrow import load_pyarrow, spans_array
+from tiered.api.arrow import KAFKA_COLUMNS, load_pyarrow, schema_of, spans_array
 from tiered.format.kafka_message import CREATE_TIME, LOG_APPEND_TIME
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
     from tiered.format.kafka_message import KafkaRecords
-
-KAFKA_COLUMNS: Final = (
-    "topic",
-    "partition",
-    "offset",
-    "timestamp_ms",
-    "timestamp_type",
-    "key",
-    "value",
-    "headers",
-    "leader_epoch",
-)
 
 
 def kafka_types() -> dict[str, pa.DataType]:
@@ -55,22 +45,46 @@ def kafka_types() -> dict[str, pa.DataType]:
     return types
 
 
-def kafka_columns(records: KafkaRecords, topic: str, partition: int) -> dict[str, pa.Array]:
-    """Every column of these records, by its name."""
+def kafka_schema(columns: Sequence[str] | None = None) -> pa.Schema:
+    """The schema of some columns, in their order (default: all).
+
+    Raises:
+        InvalidError: There is no such column, or one is named twice.
+    """
+    return schema_of(kafka_types(), columns, nullable={"key", "value"})
+
+
+def kafka_columns(
+    records: KafkaRecords, topic: str, partition: int, names: Sequence[str] = KAFKA_COLUMNS
+) -> dict[str, pa.Array]:
+    """Columns of these records, by their names; what is not asked for costs nothing."""
+    return {name: _column(name, records, topic, partition) for name in names}
+
+
+def _column(name: str, records: KafkaRecords, topic: str, partition: int) -> pa.Array:
     arrow, columns, rows = load_pyarrow(), records.columns, records.rows
-    kinds = arrow.array([CREATE_TIME, LOG_APPEND_TIME], arrow.string())
-    every = (
-        arrow.repeat(arrow.scalar(topic, arrow.string()), len(rows)),
-        arrow.repeat(arrow.scalar(partition, arrow.int32()), len(rows)),
-        arrow.array(records.offsets),
-        arrow.array(columns.timestamps_ms[rows]),
-        kinds.take(arrow.array(records.is_append_time.astype(np.int8))),
-        spans_array(arrow, columns.data, columns.key_starts[rows], columns.key_sizes[rows]),
-        spans_array(arrow, columns.data, columns.value_starts[rows], columns.value_sizes[rows]),
-        _headers(arrow, records),
-        arrow.array(records.leader_epochs.astype(np.int32)),
-    )
-    return dict(zip(KAFKA_COLUMNS, every, strict=True))
+    match name:
+        case "topic":
+            return arrow.repeat(arrow.scalar(topic, arrow.string()), len(rows))
+        case "partition":
+            return arrow.repeat(arrow.scalar(partition, arrow.int32()), len(rows))
+        case "offset":
+            return arrow.array(records.offsets)
+        case "timestamp_ms":
+            return arrow.array(columns.timestamps_ms[rows])
+        case "timestamp_type":
+            kinds = arrow.array([CREATE_TIME, LOG_APPEND_TIME], arrow.string())
+            return kinds.take(arrow.array(records.is_append_time.astype(np.int8)))
+        case "key":
+            starts, sizes = columns.key_starts[rows], columns.key_sizes[rows]
+            return spans_array(arrow, columns.data, starts, sizes)
+        case "value":
+            starts, sizes = columns.value_starts[rows], columns.value_sizes[rows]
+            return spans_array(arrow, columns.data, starts, sizes)
+        case "headers":
+            return _headers(arrow, records)
+        case _:
+            return arrow.array(records.leader_epochs.astype(np.int32))
 
 
 def _headers(arrow: Any, records: KafkaRecords) -> Any:  # noqa: ANN401 (pyarrow has no types)

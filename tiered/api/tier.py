@@ -124,7 +124,8 @@ class Tier(OpenTier):
         """Messages of one queue in order, as Arrow record batches; see ``read``.
 
         Args:
-            columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``). What is left out costs nothing.
+            columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of a queue of Kafka's
+                ``KAFKA_COLUMNS``). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -421,6 +422,7 @@ class Choice:
         made = (
             maker.make(batch, None if self.wanted is None else self.wanted.select(batch.records))
             for batch in batches
+            if (batch.records.sizes > 0).any()  # holes alone do not say whose words they would have
         )
         return (batch for batch in made if batch.num_rows)
 

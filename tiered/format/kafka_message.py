@@ -81,6 +81,15 @@ class KafkaRecord:
     headers: list[HeaderField]
     leader_epoch: int  # -1: unknown
 
+    @property
+    def properties(self) -> dict[str, str]:
+        """Headers as text: of a name that comes again the last; null is left out, and what is no UTF-8 replaced."""
+        return {
+            name: value.decode("utf-8", "replace")
+            for name, value in self.headers
+            if value is not None
+        }
+
     def to_json(self, topic: str, partition: int) -> dict[str, Any]:
         """In Kafka's words; bytes in base64, null as null."""
         return {
@@ -101,7 +110,12 @@ def _base64(data: bytes | None) -> str | None:
 
 
 def records_of(
-    data: Buffer, positions: Longs, sizes: Longs, wanted: Longs, *, unpacked_max: int = UNPACKED_BYTES_MAX
+    data: Buffer,
+    positions: Longs,
+    sizes: Longs,
+    wanted: Longs,
+    *,
+    unpacked_max: int = UNPACKED_BYTES_MAX,
 ) -> KafkaRecords:
     """The records with these offsets in batches at these places; offsets that the cleaner took are passed over.
 
@@ -116,7 +130,9 @@ def records_of(
     for number, fault in columns.faults.items():
         raise DataError(f"the batch at offset {block.base_offsets[number]} is damaged: {fault}")
     place = np.minimum(np.searchsorted(wanted, columns.offsets), max(len(wanted) - 1, 0))
-    is_wanted = wanted[place] == columns.offsets if len(wanted) else np.zeros(len(columns), np.bool_)
+    is_wanted = (
+        wanted[place] == columns.offsets if len(wanted) else np.zeros(len(columns), np.bool_)
+    )
     rows = np.flatnonzero(is_wanted)
     batches = columns.batches[rows]
     epochs = block.column("leader_epoch")[batches]
