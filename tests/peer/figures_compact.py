@@ -85,9 +85,9 @@ def one(folder: Path, side: str) -> dict[str, float]:
     done = compactor.apply(plan)
     ended_s = tree_cpu_s()
     found = {
-        "messages": plan["messages"],
-        "gone": plan["gone_messages"],
-        "mib": plan["log_bytes"] / MIB,
+        "messages": plan.messages,
+        "gone": plan.gone_messages,
+        "mib": plan.log_bytes / MIB,
         "bundles": done["bundles"],
         "plan": planned_s - began_s,
         "apply": ended_s - planned_s,

@@ -157,7 +157,10 @@ def require_apart(directory: str, url: str) -> None:
         return
     stores = [Path(folder).resolve() for folder in folders_of(directory)]
     tier = Path(unquote(url.removeprefix("file://"))).resolve()
-    folders = [*stores, *(Path(os.path.realpath(one / name)) for one in stores for name in _FOLDERS)]
+    folders = [
+        *stores,
+        *(Path(os.path.realpath(one / name)) for one in stores for name in _FOLDERS),
+    ]
     if any(tier.is_relative_to(folder) for folder in folders):
         raise InvalidError(
             "the tier would lie inside the broker's store directory",

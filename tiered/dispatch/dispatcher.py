@@ -32,7 +32,13 @@ from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from tiered.dispatch.continuity import Continuity, Look
-from tiered.dispatch.group_commit import Fact, GroupCommitter, RoundBuilder, Uploader
+from tiered.dispatch.group_commit import (
+    Fact,
+    GroupCommitter,
+    LineageTracker,
+    RoundBuilder,
+    Uploader,
+)
 from tiered.dispatch.merging import MergeThread
 from tiered.dispatch.settings import DispatchContext, MemoryBudget
 from tiered.errors import TieredStoreError
@@ -239,11 +245,8 @@ class TieredDispatcher:
         )
 
     def _make_commits(self) -> GroupCommitter:
-        tracker = None
-        if self._local.identity.kind != "rocketmq":
-            from tiered.log.lineage import LineageTracker  # noqa: PLC0415 (few stores tell)
-
-            tracker = LineageTracker(self._local, lambda: self._journal.state)
+        tells = self._local.identity.kind != "rocketmq"
+        tracker = LineageTracker(self._local, lambda: self._journal.state) if tells else None
         submit = self._rounds.submit
         return GroupCommitter(
             self.uploader, submit, self._context, guard=self._guard, lineage=tracker

@@ -49,7 +49,8 @@ from tiered.log.bundles import (
     table_of,
 )
 from tiered.log.composite import CommitColumns
-from tiered.log.parts import Bundle
+from tiered.log.lineage import grown, grown_to
+from tiered.log.parts import Bundle, LineageFacts
 from tiered.log.state import TierState, queue_action
 from tiered.model import QueueOffset
 
@@ -64,8 +65,8 @@ if TYPE_CHECKING:
     from tiered.format.bundle import Section
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
+    from tiered.local.interface import LocalStore
     from tiered.log.composite import CompositeFlatFile, GroupCommit
-    from tiered.log.lineage import LineageTracker
     from tiered.log.merge import MergeOutput
     from tiered.model import MessageQueue
 
@@ -213,6 +214,39 @@ def commit_sections(commits: Sequence[GroupCommit]) -> tuple[SectionTable, list[
         said.high_ms,
     )
     return SectionTable(list(number), rows), buffers
+
+
+# -- lineage -----------------------------------------------------------------------------------------
+
+
+class LineageTracker:
+    """Finds what commits tell, in the order of each queue. For one thread at a time."""
+
+    def __init__(self, local: LocalStore, state: Callable[[], TierState]) -> None:
+        self._local = local
+        self._state = state
+        # Of queues whose commits are on their way into the journal: up to where, and what it will say then.
+        self._known: dict[MessageQueue, tuple[int, LineageFacts]] = {}
+
+    def follow(self, commits: Sequence[GroupCommit]) -> None:
+        """Note in commits that are about to be named, and still have their records, what they tell."""
+        for commit in commits:
+            before = self._before(commit)
+            local = None
+            if before is None or not before.is_sure:
+                local = self._local.lineage(commit.queue, commit.queue_offset)
+            key = commit.queue, commit.incarnation
+            said = commit.lineage = grown(*key, commit.batches, before, local)
+            facts = grown_to(before, said) if said else before or LineageFacts()
+            self._known[commit.queue] = commit.queue_end, facts
+
+    def _before(self, commit: GroupCommit) -> LineageFacts | None:
+        end, facts = self._known.get(commit.queue, (-1, None))
+        if end == commit.queue_offset:
+            return facts
+        incarnation = self._state().incarnation(commit.queue)
+        is_it = incarnation is not None and incarnation.number == commit.incarnation
+        return incarnation.lineage if incarnation and is_it else None
 
 
 # -- group_commit ------------------------------------------------------------------------------------

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
     from tiered.format.kafka_batch import Flags, Longs
 
+_KEPT: Final = (
+    "base_offset",
+    "last_offset_delta",
+    "leader_epoch",
+    "producer_id",
+    "producer_epoch",
+    "base_sequence",
+)
+"""What the cleaner keeps of a batch's head."""
 _IDENTITY: Final = Struct(">qiiqhi")
 
 
@@ -34,7 +43,9 @@ class Heads(NamedTuple):
     lows: Longs  # the first queue offset that it covers
     highs: Longs  # one past the last
     times_ms: Longs  # Kafka: the largest of its records
-    partitions: Longs | None  # JoyQueue: which partition it says that it is of; None: it does not say
+    partitions: (
+        Longs | None
+    )  # JoyQueue: which partition it says that it is of; None: it does not say
 
 
 def heads_of(kind: RecordKind, data: Buffer, positions: Longs, sizes: Longs) -> Heads:
@@ -71,8 +82,8 @@ def are_whole(kind: RecordKind, data: Buffer, positions: Longs, sizes: Longs) ->
     if kind is RecordKind.KAFKA:
         starts, ends = positions + kafka_batch.CRC_FROM, positions + sizes
         stored = bytes_at(data, ">u4")[positions + kafka_batch.CRC_FROM - 4].astype(np.int64)
-        pieces = map(bytes, _slices(view, starts, ends))  # the library takes nothing else
-        computed = np.fromiter(map(google_crc32c.value, pieces), np.int64, len(positions))
+        copies = map(bytes, _slices(view, starts, ends))  # the library takes nothing else
+        computed = np.fromiter(map(google_crc32c.value, copies), np.int64, len(positions))
     else:
         head = bytes_at(data, f"V{jmq_message.HEADER.itemsize}")[positions].view(jmq_message.HEADER)
         starts = positions + jmq_message.BODY_AT
@@ -95,10 +106,8 @@ def fingerprint_of_head(kind: RecordKind, record: Buffer) -> int:
     producer. Of a message of JoyQueue its whole head, with the checksum of its body.
     """
     if kind is RecordKind.KAFKA:
-        head = np.frombuffer(record, kafka_batch.HEADER, 1)[0]
-        names = ("base_offset", "last_offset_delta", "leader_epoch")
-        names += ("producer_id", "producer_epoch", "base_sequence")
-        identity = _IDENTITY.pack(*(int(head[name]) for name in names))
+        head = np.frombuffer(memoryview(record), kafka_batch.HEADER, 1)[0]
+        identity = _IDENTITY.pack(*(int(head[name]) for name in _KEPT))
     else:
         identity = bytes(memoryview(record).cast("B")[: jmq_message.HEADER.itemsize])
     return zlib_ng.crc32(identity) or 1

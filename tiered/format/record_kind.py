@@ -18,12 +18,12 @@ The tag code of a hole is its reason, whatever store it came from.
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+Longs = npt.NDArray[np.int64]
 
 
 class RecordKind(IntEnum):
@@ -48,8 +48,6 @@ _KIND_SHIFT: Final = 56
 _FLAGS_SHIFT: Final = 40
 _EPOCH_MASK: Final = 0xFFFF_FFFF
 _KINDS: Final = {int(kind): kind for kind in RecordKind}
-
-Longs = npt.NDArray[np.int64] if TYPE_CHECKING else object
 
 
 def tag_codes(kind: RecordKind, epochs: Longs, flags: Longs | int = 0) -> Longs:

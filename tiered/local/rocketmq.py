@@ -276,7 +276,7 @@ class RocketMQStore:
         span = state.min, state.end
         return QueueOffset(view.held(state).first_at_or_after(span, timestamp_ms))
 
-    def lineage(self, queue: MessageQueue, at: QueueOffset | None = None) -> None:  # noqa: ARG002 (as of all stores)
+    def lineage(self, queue: MessageQueue, at: QueueOffset | None = None) -> None:
         """See ``LocalStore``: RocketMQ's files do not tell."""
 
     def waiting(self) -> Waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiered.errors import InvalidError
@@ -46,7 +47,8 @@ def open_store(
             where=directory,
             do="give one directory; meta.properties marks those of Kafka",
         )
-    if os.path.isdir(f"{directory}/topics") and not os.path.isdir(f"{directory}/commitlog"):
+    root = Path(directory)
+    if (root / "topics").is_dir() and not (root / "commitlog").is_dir():
         from tiered.local.jmq import JmqStore, is_jmq  # noqa: PLC0415
 
         if is_jmq(directory):

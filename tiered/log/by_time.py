@@ -6,8 +6,8 @@ times. Within the part its index is read once, and then units of 128 KiB of its 
 
 Order of times: two messages that lie no more than ``UNIT_BYTES`` apart in the queue's commit log may have their times in
 any order, and equal times may go on for as long as they like; the answer is exact. With more disorder than that (a clock
-that was put back) it is a message that is late enough, not always the first. Of Kafka's batches and JoyQueue's messages, whose
-times are their producers', the answer is always exact: the records of the part are read from its begin on.
+that was put back) it is a message that is late enough, not always the first. Of Kafka's batches and JoyQueue's messages,
+whose times are their producers', the answer is always exact: the records of the part are read from its begin on.
 
 Retries and errors: nothing is retried here. What contradicts itself is a ``DataError``. For any thread.
 """
@@ -187,8 +187,8 @@ class PartTimes:
         """The first message in queue offsets ``[first, end)`` at a time or later."""
         low, high = self._units(first, end)
         if self._kind is not RecordKind.ROCKETMQ:
-            found = (self._first_exactly(unit, time_ms, first, end) for unit in range(low, high))
-            return next((one for one in found if one is not None), None)
+            exact = (self._first_exactly(unit, time_ms, first, end) for unit in range(low, high))
+            return next((one for one in exact if one is not None), None)
         is_whole = end == self._part.queue_end
         begin, limit = low, high - 1 if is_whole else high  # the part's bounds say: there is one
         while begin < limit:
@@ -236,7 +236,9 @@ class PartTimes:
             raise self._damaged("an item points at something that is not a record of this queue")
         late = (heads.times_ms >= time_ms) & (heads.highs > first) & (heads.lows < end)
         for at in np.flatnonzero(late).tolist():
-            found = first_since(self._kind, data, int(positions[at]), int(sizes[at]), time_ms, first)
+            found = first_since(
+                self._kind, data, int(positions[at]), int(sizes[at]), time_ms, first
+            )
             if found is not None and found < end:
                 return QueueOffset(found)
         return None

@@ -248,7 +248,7 @@ class Fields(NamedTuple):
     fault: str = ""  # why these are not the records that were wanted; empty when they are
 
 
-def fields_of(
+def fields_of(  # noqa: PLR0917 (columns of one thing)
     queue: MessageQueue,
     data: Buffer,
     positions: npt.NDArray[np.int64],

@@ -2,8 +2,8 @@
 
 A fingerprint is made of queue offset, store time, body CRC, body size and unique key; not of the physical offset, which a
 restored store changes. Two different messages at one queue offset share a fingerprint once in four thousand million times.
-0 stands for none: not known, or a hole. Where it matters that it is a hole, it is ``HOLE``; that is in no entry. Those of other
-stores' records are made of their heads (``tiered.format.heads``).
+0 stands for none: not known, or a hole. Where it matters that it is a hole, it is ``HOLE``; that is in no entry. Those of
+other stores' records are made of their heads (``tiered.format.heads``).
 """
 
 from __future__ import annotations

@@ -23,13 +23,12 @@ from tiered.log.actions import LineageGrown
 from tiered.log.parts import AbortedRange, LineageFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    from tiered.local.interface import Lineage, LocalStore
-    from tiered.log.composite import GroupCommit
-    from tiered.log.parts import Incarnation, TierState
+    from tiered.local.interface import Lineage
+    from tiered.log.parts import Incarnation
     from tiered.model import MessageQueue
 
     Flags = npt.NDArray[np.bool_]
@@ -47,60 +46,54 @@ class Isolation(Enum):
 # -- writing ---------------------------------------------------------------------------------------
 
 
-class LineageTracker:
-    """Finds what commits tell, in the order of each queue. For one thread at a time."""
-
-    def __init__(self, local: LocalStore, state: Callable[[], TierState]) -> None:
-        self._local = local
-        self._state = state
-        # Of queues whose commits are on their way into the journal: up to where, and what it will say then.
-        self._known: dict[MessageQueue, tuple[int, LineageFacts]] = {}
-
-    def follow(self, commits: Sequence[GroupCommit]) -> None:
-        """Note in commits that are about to be named, and still have their records, what they tell."""
-        for commit in commits:
-            before = self._before(commit)
-            local = None
-            if before is None or not before.is_sure:
-                local = self._local.lineage(commit.queue, commit.queue_offset)
-            said = commit.lineage = grown(before, local, commit)
-            facts = grown_to(before, said) if said else before or LineageFacts()
-            self._known[commit.queue] = commit.queue_end, facts
-
-    def _before(self, commit: GroupCommit) -> LineageFacts | None:
-        end, facts = self._known.get(commit.queue, (-1, None))
-        if end == commit.queue_offset:
-            return facts
-        incarnation = self._state().incarnation(commit.queue)
-        is_it = incarnation is not None and incarnation.number == commit.incarnation
-        return incarnation.lineage if incarnation and is_it else None
-
-
 def grown(
-    before: LineageFacts | None, local: Lineage | None, commit: GroupCommit
+    queue: MessageQueue,
+    incarnation: int,
+    batches: Sequence[RecordBatch],
+    before: LineageFacts | None,
+    local: Lineage | None,
 ) -> LineageGrown | None:
-    """What a commit adds to the lineage of its queue; None: nothing.
+    """What batches that are about to be named add to the lineage of their queue; None: nothing.
 
     Args:
-        before: As of the commit's first item; None: nothing is known, as where the tier begins.
-        local: Of the local store, of the same place; None: it does not tell.
+        before: As of their first item; None: nothing is known, as where the tier begins.
+        local: Of the local store, of the same place; None: it does not tell, or is not asked.
     """
     known = before or LineageFacts()
-    opened = {one.producer: one.first for one in known.opened}
-    if local is not None and (before is None or not before.is_sure):
-        opened = {one.producer: one.first for one in local.open_transactions}
     topic_id = known.topic_id or (local.topic_id or "" if local else "")
+    if local is not None and (before is None or not before.is_sure):
+        known = replace(known, opened=local.open_transactions)
+    epochs, now, aborted = _told(known, batches)
+    is_same = before is not None and (True, topic_id, now) == (
+        before.is_sure,
+        before.topic_id,
+        before.opened,
+    )
+    if is_same and not epochs and not aborted:
+        return None
+    return LineageGrown(queue, incarnation, topic_id, tuple(epochs), now, tuple(aborted))
+
+
+def _told(
+    known: LineageFacts, batches: Iterable[RecordBatch]
+) -> tuple[list[LeaderEpoch], tuple[OpenTransaction, ...], list[AbortedRange]]:
+    """Of batches behind what is known: new epochs, what is open behind them, and what was aborted in them."""
+    opened = {one.producer: one.first for one in known.opened}
     epochs, aborted = list[LeaderEpoch](), list[AbortedRange]()
     last = known.epochs[-1].number if known.epochs else None
-    for batch in commit.batches:
+    for batch in batches:
         last = _new_epochs(batch, last, epochs)
         aborted += _follow(batch, opened)
-    now = tuple(OpenTransaction(*one) for one in sorted(opened.items()))
-    is_known = before is not None and before.is_sure and (topic_id, now) == (known.topic_id, known.opened)
-    if is_known and not epochs and not aborted:
-        return None
-    return LineageGrown(
-        commit.queue, commit.incarnation, topic_id, tuple(epochs), now, tuple(aborted)
+    return epochs, tuple(OpenTransaction(*one) for one in sorted(opened.items())), aborted
+
+
+def found_in(known: LineageFacts | None, batches: Iterable[RecordBatch]) -> LineageFacts:
+    """What records tell that lie behind those that are known of: how a lost journal learns it again."""
+    before = known or LineageFacts()
+    epochs, opened, aborted = _told(before, batches)
+    epochs, aborted = [*before.epochs, *epochs], [*before.aborted, *aborted]
+    return LineageFacts(
+        before.topic_id, tuple(epochs), opened, is_sure=True, aborted=tuple(aborted)
     )
 
 
@@ -189,9 +182,7 @@ def stable_end(incarnation: Incarnation) -> int:
     return min((one.first for one in facts.opened), default=end) if facts else end
 
 
-def hidden(
-    batch: RecordBatch, aborted: Sequence[AbortedRange] | None
-) -> RecordBatch:
+def hidden(batch: RecordBatch, aborted: Sequence[AbortedRange] | None) -> RecordBatch:
     """A batch as readers see it: what is not for them is holes; the bytes are the same.
 
     Args:
@@ -212,13 +203,15 @@ def hidden(
 
 
 def _are_aborted(batch: RecordBatch, aborted: Sequence[AbortedRange]) -> Flags:
-    from tiered.format.kafka_batch import HEADER  # noqa: PLC0415 (few topics have transactions)
-    from tiered.format.block import bytes_at  # noqa: PLC0415
+    from tiered.format.block import bytes_at  # noqa: PLC0415 (few topics have transactions)
+    from tiered.format.kafka_batch import HEADER  # noqa: PLC0415
 
     found = np.zeros(batch.count, np.bool_)
     marked = has_mark(batch.tag_codes, Mark.TRANSACTIONAL) & (batch.sizes > 0)
     where = np.flatnonzero(marked)
-    near = [one for one in aborted if one.first < batch.end_offset and one.last >= batch.base_offset]
+    near = [
+        one for one in aborted if one.first < batch.end_offset and one.last >= batch.base_offset
+    ]
     if not len(where) or not near:
         return found
     heads = bytes_at(batch.data, f"V{HEADER.itemsize}")[batch.positions[where]].view(HEADER)

@@ -386,9 +386,7 @@ class _PartCheck:
         self._list("foreign", where[elsewhere], "the record is of another queue offset")
         return sound, heads.times_ms
 
-    def _last(
-        self, log: memoryview, where: Ints, starts: Ints, sizes: Ints, codes: Ints
-    ) -> None:
+    def _last(self, log: memoryview, where: Ints, starts: Ints, sizes: Ints, codes: Ints) -> None:
         """By its fingerprint the last record is known again when the local store is looked at."""
         part = self._part
         if not part.last or not len(where) or int(where[-1]) != part.count - 1:

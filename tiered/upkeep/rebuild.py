@@ -49,6 +49,7 @@ from tiered.errors import (
     JournalLostError,
     OtherVersionError,
 )
+from tiered.format.record_kind import RecordKind
 from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.journal.entry import EPOCH
 from tiered.journal.lease import JournalEnd, read_lease
@@ -70,12 +71,15 @@ from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
 from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
 from tiered.log.indexed import after_index, index_action
+from tiered.log.lineage import found_in
+from tiered.log.reader import DAMAGED_OR_GONE, QueueReader
 from tiered.log.rebuilt_state import (
     REBUILT_STRIDE,
     Loss,
     RebuiltState,
     ends_behind,
     expired_behind,
+    known_incarnation,
     not_found,
     propose,
 )
@@ -105,9 +109,12 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action, Entry
     from tiered.log.parts import IndexObject, SectionRange, TierState
     from tiered.log.rebuilt_state import IncarnationKey
+    from tiered.log.salvage import Salvaged
     from tiered.upkeep.workplace import Workplace
 
 Listed = dict[str, list[Any]]
+ROCKETMQ = "rocketmq"
+"""Whose records do not tell where they come from."""
 _NUMBER_END = 10**OFFSET_DIGITS
 
 
@@ -227,6 +234,7 @@ def plan_rebuild(
     )
     state = replace(rebuilt.state, epoch=rebuilt.state.epoch + 1)
     state = _with_handover(store, listing.meta, prefix, state, rebuilt.notes)
+    state = _with_lineage(store, prefix, reader.state, state)
     rebuilt.state = _with_timers(store, prefix, reader, state, rebuilt.notes)
     rebuilt.notes += [note] if note else []
     rebuilt.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
@@ -310,6 +318,36 @@ def _with_timers(
     if not facts.sources:
         notes.append("nobody knows which timers were taken: another import takes them again")
     return replace(state, timers=facts)
+
+
+def _with_lineage(store: ObjectStore, prefix: str, known: TierState, state: TierState) -> TierState:
+    """Leaders and transactions of records that tell, found again by reading what lies behind what is known of them."""
+    queues, kind = dict(state.queues), state.store.get("kind")
+    for queue, incarnations in state.queues.items():
+        if kind == ROCKETMQ:
+            break
+        made = []
+        for one in incarnations:
+            before = known_incarnation(known, queue, one.number)
+            told = before.lineage if before and before.commit_offset <= one.commit_offset else None
+            low = before.commit_offset if before and told and told.is_sure else one.min_offset
+            reader = QueueReader.of_incarnation(store, prefix, queue, one)
+            batches = reader.past_damage(low, one.commit_offset, _pass, damage=DAMAGED_OR_GONE)
+            records = (batch.records for batch in batches)
+            first = next(records, None)
+            if first is not None and first.kind is RecordKind.ROCKETMQ:
+                kind = ROCKETMQ  # so is all of this tier
+                break
+            behind = itertools.chain(() if first is None else (first,), records)
+            facts = found_in(told, behind) if told or first else None
+            made.append(replace(one, lineage=facts))
+        else:
+            queues[queue] = tuple(made)
+    return replace(state, queues=queues)
+
+
+def _pass(_lost: Salvaged) -> None:
+    """What is damaged tells nothing; ``verify`` says what it is."""
 
 
 def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierState], str]:
