@@ -14,8 +14,8 @@ from support.kafka_tiers import add_capture, as_dumped, base64
 from support.opened import ORDERS, Made
 
 from fetcher.filters import FilterError
-from tiered.api.arrow import KAFKA_COLUMNS, load_pyarrow
-from tiered.api.kafka_arrow import kafka_columns, kafka_schema
+from tiered.api.arrow import load_pyarrow
+from tiered.api.kafka_arrow import KAFKA_COLUMNS, kafka_columns, kafka_schema
 from tiered.api.message import KafkaMessage
 from tiered.errors import InvalidError
 from tiered.format.kafka_message import records_of
@@ -58,9 +58,9 @@ def by_queue(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: (line["topic"], line["partition"], line["offset"]))
 
 
-CASES = [(name, "read_uncommitted") for name in plain.NAMES] + [
-    ("k02-transactions", "read_committed")
-]
+# Of k06-retention the files alone do not say where its logs begin.
+NAMES = [name for name in plain.NAMES if name != "k06-retention"]
+CASES = [(name, "read_uncommitted") for name in NAMES] + [("k02-transactions", "read_committed")]
 
 
 def wanted(name: str, isolation: str) -> list[dict[str, Any]]:
@@ -129,17 +129,18 @@ def test_columns_of_kafka_s_are_no_columns_of_rocketmq_s():
 
 
 def test_an_expression_is_asked_of_headers(opened: Callable[..., Tier]):
-    tier = opened("k02-transactions", "read_committed")
-    every = list(tier.read_topic("txn"))
+    tier = opened("k05-epochs")
+    every = list(tier.read_topic("epochs"))
     names = Counter(name for message in every for name in message.properties)
-    name, values = names.most_common(1)[0][0], {m.properties.get(n) for m in every for n in names}
-    assert len(values) > 1
-    for value in sorted(filter(None, values))[:5]:
-        found = tier.read_topic("txn", sql=f"{name} = '{value}'")
-        right = [m.to_json() for m in every if m.properties.get(name) == value]
-        assert [message.to_json() for message in found] == right
-    none = [m.to_json() for m in every if name not in m.properties]
-    assert [m.to_json() for m in tier.read_topic("txn", sql=f"{name} IS NULL")] == none
+    assert len(names) > 1
+    for name in filter(str.isidentifier, filter(str.isascii, names)):
+        values = {message.properties[name] for message in every if name in message.properties}
+        for value in sorted(values)[:3]:
+            found = tier.read_topic("epochs", sql=f"{name} = '{value}'")
+            right = [m.to_json() for m in every if m.properties.get(name) == value]
+            assert [message.to_json() for message in found] == right
+        none = [m.to_json() for m in every if name not in m.properties]
+        assert [m.to_json() for m in tier.read_topic("epochs", sql=f"{name} IS NULL")] == none
 
 
 def test_kafka_has_no_tags(opened: Callable[..., Tier]):

@@ -13,7 +13,7 @@ from tiered.format.kafka_batch import CONTROL, TRANSACTIONAL, check_batches, wal
 from tiered.format.record_kind import Mark, RecordKind, tag_codes
 from tiered.local.interface import HoleReason, Lineage, RecordBatch
 from tiered.log.actions import action_of
-from tiered.log.lineage import LineageTracker
+from tiered.log.lineage import grown
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -63,25 +63,18 @@ def record_batch(queue: MessageQueue, block: BatchBlock, start: int) -> RecordBa
     )
 
 
-class _Silent:
-    """A store of which nothing is known but its records."""
-
-    def lineage(self, queue: MessageQueue, at: int | None = None) -> Lineage | None:
-        return Lineage()
-
-
 def add_batches(
     builder: TierBuilder, batches: Sequence[RecordBatch], *, roll: bool = False
 ) -> None:
     """Commit batches of one queue one after another, each as a part, with what they tell of their lineage."""
-    tracker = LineageTracker(_Silent(), lambda: builder.journal.state)  # type: ignore[arg-type]
     for batch in batches:
         builder.file(batch.queue, batch.base_offset)
         commit = builder.take(batch, roll=roll)
-        tracker.follow([commit])
+        known = builder.journal.state.incarnation(batch.queue)
+        facts = known.lineage if known else None
+        said = grown(batch.queue, commit.incarnation, commit.batches, facts, Lineage())
         stored = builder.put(commit)
-        lineage = [action_of(commit.lineage)] if commit.lineage else []
-        builder.journal.append([part_action(stored), *lineage])
+        builder.journal.append([part_action(stored), *map(action_of, [said] if said else [])])
         builder.file(batch.queue).committed(stored.named.parts[0])
 
 

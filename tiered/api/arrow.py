@@ -18,9 +18,8 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
 from tiered.format.record import format_host
-from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import BORN_HOST_V6, COMPRESSED, INNER_BATCH, STORE_HOST_V6
-from tiered.log.messages import bodies, kafka_records
+from tiered.log.messages import bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiered.api.message import Message
-    from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
 
 COLUMNS: Final = (
@@ -55,18 +53,6 @@ COLUMNS: Final = (
     "body",
 )
 """Every column, in the order of ``tiered cat``."""
-KAFKA_COLUMNS: Final = (
-    "topic",
-    "partition",
-    "offset",
-    "timestamp_ms",
-    "timestamp_type",
-    "key",
-    "value",
-    "headers",
-    "leader_epoch",
-)
-"""Every column of Kafka's records (``tiered.api.kafka_arrow``)."""
 
 
 @cache
@@ -134,26 +120,16 @@ class ArrowMaker:
     def __init__(
         self, columns: Sequence[str] | None = None, *, properties: Sequence[str] = ()
     ) -> None:
-        """Choose the columns; see ``schema``, and ``kafka_schema`` for records of Kafka's.
+        """Choose the columns; see ``schema``.
 
         Args:
             properties: Properties that become columns of their names behind them; null where a message has none.
         """
         self._arrow = load_pyarrow()
-        self._asked = columns
+        self._columns = schema(columns)
         self._properties = tuple(properties)
-        if columns is None or not set(columns) <= set(KAFKA_COLUMNS):
-            self._columns  # noqa: B018 (raises for a column that no queue has)
-
-    @cached_property
-    def _columns(self) -> pa.Schema:
-        return schema(self._asked)
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """Of what is made of RocketMQ's messages."""
-        more = [self._arrow.field(name, self._arrow.string()) for name in self._properties]
-        return self._arrow.schema([*self._columns, *more])
+        more = [self._arrow.field(name, self._arrow.string()) for name in properties]
+        self.schema = self._arrow.schema([*self._columns, *more])
 
     def make(
         self, batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None
@@ -165,11 +141,8 @@ class ArrowMaker:
 
         Raises:
             DataError: A record, inner batch or packed body is damaged; nothing of the batch is given out.
-            InvalidError: Messages of this queue have no such column.
         """
         records = batch.records
-        if records.kind is RecordKind.KAFKA:
-            return self._of_kafka(records, numbers)
         if numbers is None:
             numbers = np.flatnonzero(records.sizes > 0)
         block = parse_records(records.data, records.positions[numbers], records.sizes[numbers])
@@ -178,16 +151,6 @@ class ArrowMaker:
         made = ArrowColumns(self._arrow, batch, numbers, block)
         arrays = (made.plain if made.is_plain else made.general)(self._columns, self._properties)
         return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _of_kafka(
-        self, records: RecordBatch, numbers: npt.NDArray[np.int64] | None
-    ) -> pa.RecordBatch:
-        from tiered.api.kafka_arrow import kafka_columns, kafka_schema  # noqa: PLC0415 (a cycle)
-
-        wanted, queue = kafka_schema(self._asked), records.queue
-        found = kafka_records(records, numbers)
-        made = kafka_columns(found, queue.topic, queue.queue_id, wanted.names)
-        return self._arrow.RecordBatch.from_arrays(list(made.values()), schema=wanted)
 
 
 @dataclass

@@ -125,7 +125,7 @@ class Tier(OpenTier):
 
         Args:
             columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of a queue of Kafka's
-                ``KAFKA_COLUMNS``). What is left out costs nothing.
+                ``tiered.api.kafka_arrow.KAFKA_COLUMNS``). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -413,12 +413,12 @@ class Choice:
         Raises:
             InvalidError: No such column, or none at all, or pyarrow is not installed; at once.
         """
-        from tiered.api.arrow import ArrowMaker  # noqa: PLC0415 - an optional dependency
+        from tiered.api.kafka_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
 
         if columns is not None and not columns:
             # A batch without columns has no rows: it would look as if there were no messages.
             raise InvalidError("no column is named", do="name one, or leave columns out for all")
-        maker = ArrowMaker(columns)
+        maker = AnyArrowMaker(columns)
         made = (
             maker.make(batch, None if self.wanted is None else self.wanted.select(batch.records))
             for batch in batches
