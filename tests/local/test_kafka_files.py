@@ -40,8 +40,8 @@ def test_a_directory_says_what_the_node_said(captured: tuple[str, Path]):
     offsets = plain.FOLDER / f"{name}.offsets.jsonl"
     for line in map(json.loads, offsets.read_text().splitlines() if offsets.exists() else []):
         queue = MessageQueue(line["topic"], line["partition"])
-        assert found.partitions[queue].topic_id == line["topic_id"]
-        segments = kafka_files.segments_of(found.partitions[queue].folder)
+        assert kafka_files.read_topic_id(found.folders[queue]) == line["topic_id"]
+        segments = kafka_files.segments_of(found.folders[queue])
         start = kafka_files.log_start(segments, found.log_starts.get(queue))
         assert start == line["log_start_offset"]
         if found.was_stopped_cleanly:
@@ -59,8 +59,8 @@ def test_files_beside_the_log_are_as_kafka_read_them(captured: tuple[str, Path])
             ]
     for snapshot in path.glob("*/*.snapshot"):
         assert kafka_log.open_transactions(snapshot.read_bytes()).keys() <= set(range(100))
-    for folder in kafka_files.read_log_directory(str(path)).partitions.values():
-        epochs = kafka_files.read_epochs(folder.folder)
+    for folder in kafka_files.read_log_directory(str(path)).folders.values():
+        epochs = kafka_files.read_epochs(folder)
         assert epochs.of(10**9) == max(epochs.epochs, default=-1)
 
 
@@ -98,10 +98,10 @@ def test_recovery_ends_where_kafka_s_did(tmp_path: Path):
     directory = kafka_files.read_log_directory(str(path))
     wanted = {(r["topic"], r["partition"], r["offset"]): r for r in plain.dump(name)}
     kept, cut = dict[tuple[str, int, int], tuple[object, ...]](), 0
-    for queue, partition in directory.partitions.items():
-        segments = kafka_files.segments_of(partition.folder)
+    for queue, folder in directory.folders.items():
+        segments = kafka_files.segments_of(folder)
         point = directory.recovery_points.get(queue, 0)
-        end = kafka_files.recovered_end(segments, point, lambda s: Path(s.path).read_bytes())
+        end = kafka_files.recovered_end(segments, point, part_of)
         for segment in segments:
             if segment.base_offset > end.segment:
                 continue
@@ -128,6 +128,10 @@ def test_recovery_ends_where_kafka_s_did(tmp_path: Path):
         place: (r["timestamp_ms"], r["key_base64"], r["value_base64"], r["headers"])
         for place, r in wanted.items()
     }
+
+
+def part_of(segment: kafka_files.LogSegment, start: int, size: int) -> bytes:
+    return Path(segment.path).read_bytes()[start : start + size]
 
 
 def text(data: bytes | None) -> str | None:

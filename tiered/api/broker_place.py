@@ -216,6 +216,20 @@ def store_document(identity: StoreIdentity, place: Place) -> dict[str, Any]:
     }
 
 
+_SOURCES = {"kafka": "Kafka", "jmq": "JoyQueue"}
+
+
+def require_rocketmq(kind: object, what: str, where: str, do: str = "leave it out") -> None:
+    """Refuse what only stores of RocketMQ have.
+
+    Args:
+        kind: Of the store, or of that which a tier belongs to; None: it does not say, so it is one of these.
+        what: What needs such a store, as a clause.
+    """
+    if kind in _SOURCES:
+        raise InvalidError(f"{what}, and this one is {_SOURCES[str(kind)]}'s", where=where, do=do)
+
+
 def require_same_store(known: Mapping[str, Any], mine: Mapping[str, Any], where: str) -> None:
     """Refuse a tier of another store.
 

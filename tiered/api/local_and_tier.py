@@ -24,7 +24,12 @@ from fetcher.limits import MEMORY_BYTES, FetchSettings
 from fetcher.message_store import LocalSide, MessageStoreSettings, TieredMessageStore, TierSide
 from fetcher.statuses import KeyAnswer, KeyHit, merge_answers
 from fetcher.transfers import run_by
-from tiered.api.broker_place import choose_place, require_same_store, store_document
+from tiered.api.broker_place import (
+    choose_place,
+    require_rocketmq,
+    require_same_store,
+    store_document,
+)
 from tiered.api.open_tier import OpenTier
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
@@ -138,6 +143,12 @@ def open_message_store(
         tier = OpenTier.over(objects, place, clock, fetch)
         opened.callback(tier.close)
         tier.refresh()
+        require_rocketmq(
+            tier.state.store.get("kind"),
+            "clients and message stores of RocketMQ need a tier of a RocketMQ broker",
+            tier.reader.where,
+            "read it with `tiered cat`, the Python API, an archive or Spark",
+        )
         if local is not None:
             mine = store_document(local.identity, place)
             require_same_store(tier.state.store, mine, tier.reader.where)

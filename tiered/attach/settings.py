@@ -47,5 +47,7 @@ class AttachSettings:
     """Asks the running broker for the end of its log; None: not asked."""
     timers_near_ms: int | None = None
     """Take timers that are due later than so long from now into the tier, too; None: none."""
+    rocketmq_only: tuple[str, ...] = ()
+    """What was asked for that only stores of RocketMQ have, as its options."""
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)  # limits and periods
     index: IndexSettings | None = None  # of the key index; None: none is made

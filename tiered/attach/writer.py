@@ -25,6 +25,7 @@ from backends.wrapping import put_own
 from tiered.api.broker_place import (
     require_able,
     require_conditional_writes,
+    require_rocketmq,
     require_same_store,
     store_document,
 )
@@ -173,6 +174,9 @@ class Attachment:
             require_able(meter.capabilities, meter.url)  # before anything is asked or waited for
             local = open_named(directory, settings, clock, stopping)
             opened.callback(local.close)
+            for asked in settings.rocketmq_only:
+                what = f"{asked} needs a store of RocketMQ"
+                require_rocketmq(local.identity.kind, what, directory)
             with backend_errors():
                 place = place_of(objects.store, local.identity, settings)
             attachment = cls(

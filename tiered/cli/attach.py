@@ -185,10 +185,13 @@ class Ending:
 
 @command("attach", AttachOptions)
 def run(call: Call, options: AttachOptions) -> int:
-    """Follows a store directory, live or dead, and tiers it.
+    """Follows a store directory of RocketMQ, Kafka or JoyQueue, live or dead, and tiers it.
+
+    Several log directories of one Kafka node stand with commas between them, as in its log.dirs.
 
     Examples:
         tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400
+        tiered attach /data/kafka-1,/data/kafka-2 --to s3://bucket/prefix
         tiered attach /data/rocketmq/store --to file:///tmp/tier --once --seal
     """
     from tiered.attach.writer import Attachment
@@ -353,6 +356,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
         selects=topic_filter(options.topics, options.exclude),
         timers_near_ms=options.near_ms if options.timers else None,
         after_handover=after_handover,
+        rocketmq_only=rocketmq_only(options),
         broker_max_offset=broker_max_offset,
         dispatch=DispatchSettings(
             freshness_s=options.freshness_s,
@@ -368,6 +372,17 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
     )
 
 
+def rocketmq_only(options: AttachOptions) -> tuple[str, ...]:
+    """What is asked for that only stores of RocketMQ have."""
+    asked = {
+        "--decommission": options.decommission,
+        "--timers": options.timers,
+        "--compact": options.compact,
+        "--broker-addr": options.broker_addr,
+    }
+    return tuple(name for name, is_asked in asked.items() if is_asked)
+
+
 def index_settings(options: AttachOptions) -> IndexSettings | None:
     """Of the key index; None: none is wanted."""
     from pathlib import Path
@@ -378,8 +393,11 @@ def index_settings(options: AttachOptions) -> IndexSettings | None:
         return None
     directory = options.index_dir
     if directory is not None:
+        from tiered.local.sources import folders_of
+
         place = Path(directory).resolve()
-        if place.is_relative_to(Path(options.store).resolve()):
+        stores = [Path(folder).resolve() for folder in folders_of(options.store)]
+        if any(map(place.is_relative_to, stores)):
             raise InvalidError(
                 "--index-dir lies in the broker's store, into which nothing is ever written",
                 where=directory,

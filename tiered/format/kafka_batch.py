@@ -36,9 +36,10 @@ bytes field
 ..    number of headers; of each: size and name, size and value (-1: null)
 ===== ===================================================================
 
-Four steps: ``walk_batches`` follows the chain of lengths, ``check_batches`` compares checksums and the order of offsets,
-``decode_records`` unpacks, ``control_markers`` tells what control batches say. The first two touch headers only: nothing is
-done per record. ``tests/support/kafka_batches.py`` says the same one record at a time; a property test holds the two equal.
+Four steps: ``walk_batches`` follows the chain of lengths, ``check_batches`` compares checksums and the order of offsets
+(``sound_batches`` does both, and goes on behind damage), ``decode_records`` unpacks, ``control_markers`` tells what control
+batches say. The first two touch headers only: nothing is done per record. ``tests/support/kafka_batches.py`` says the same
+one record at a time; a property test holds the two equal.
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ _LEGACY_CRC_AT: Final = 12
 _LEGACY_BYTES_MIN: Final = 26
 """Of magic 0: its offset and size, and the shortest message behind them."""
 _OFFSET_AND_LENGTH: Final = Struct(">qi")
+BATCH_BYTES_MAX: Final = 128 << 20
+"""A length beyond it is not believed; nodes take a MiB unless they are told otherwise."""
+_BATCH_OFFSETS_MAX: Final = 1 << 22
+_LOOKED_AT: Final = 1 << 20
+_FAR: Final = 1 << 62
 
 UNPACKED_BYTES_MAX: Final = 256 << 20
 """Of a batch's records. A node takes batches of 1 MiB unless told otherwise, and a consumer holds one in memory."""
@@ -222,8 +228,14 @@ def check_batches(block: BatchBlock, offset_min: int, offset_end: int | None = N
     """Add faults for batches that fail their checksum, and for those whose offsets cannot be where they are.
 
     All offsets are in ``[offset_min, offset_end)`` and rise from batch to batch. Where they do not, as few batches as
-    can be are at fault. A batch that has a fault already is left as it is.
+    can be are at fault, and where it may be one or another, both. A batch that has a fault already is left as it is.
     """
+    check_checksums(block)
+    check_offsets(block, offset_min, offset_end)
+
+
+def check_checksums(block: BatchBlock) -> None:
+    """Add faults for batches that fail their checksum."""
     view = memoryview(block.buffer)
     where = np.flatnonzero(block.faults == BatchFault.OK)
     starts = block.positions[where]
@@ -231,34 +243,52 @@ def check_batches(block: BatchBlock, offset_min: int, offset_end: int | None = N
     copies = map(bytes, map(view.__getitem__, slices))  # the library takes nothing else
     computed = np.fromiter(map(google_crc32c.value, copies), np.uint32, len(where))
     block.faults[where[computed != block.headers["crc"][where]]] = BatchFault.CRC
+
+
+def check_offsets(block: BatchBlock, offset_min: int, offset_end: int | None = None) -> None:
+    """Add faults for batches whose offsets cannot be where they are."""
     where = np.flatnonzero(block.faults == BatchFault.OK)
     firsts, lasts = block.base_offsets[where], block.last_offsets[where]
-    wrong = (firsts < offset_min) | (lasts < firsts)
+    wrong = (firsts < offset_min) | (lasts < firsts) | (lasts - firsts >= _BATCH_OFFSETS_MAX)
     if offset_end is not None:
         wrong |= lasts >= offset_end
     block.faults[where[wrong]] = BatchFault.OFFSET
     where, firsts, lasts = where[~wrong], firsts[~wrong], lasts[~wrong]
     if (lasts[:-1] >= firsts[1:]).any():
-        block.faults[where[_out_of_order(firsts, lasts)]] = BatchFault.OFFSET
+        block.faults[where[_out_of_order(firsts, lasts, offset_min)]] = BatchFault.OFFSET
 
 
-def _out_of_order(firsts: Longs, lasts: Longs) -> Flags:
-    """All but the longest row of batches whose offsets rise: patience sorting."""
-    ends, tops, before = list[int](), list[int](), list[int]()
-    for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
+def _out_of_order(firsts: Longs, lasts: Longs, offset_min: int) -> Flags:
+    """All batches but those that are in each of the longest rows whose offsets rise.
+
+    Of several that could have one place in such a row the one counts that joins a neighbour without a gap.
+    """
+    ranks = _ranks(firsts, lasts)
+    longest = ranks + _ranks(-lasts[::-1], -firsts[::-1])[::-1] == ranks.max()
+    joins = firsts == np.append(offset_min, lasts[:-1] + 1)
+    joins = longest & (joins | _next(joins))
+    sure = longest & (np.bincount(ranks[longest])[ranks] == 1)
+    kept = sure | (joins & (np.bincount(ranks[joins], minlength=len(ranks))[ranks] == 1))
+    at = np.flatnonzero(kept)
+    return ~(sure if (lasts[at[:-1]] >= firsts[at[1:]]).any() else kept)
+
+
+def _next(flags: Flags, last: bool = False) -> Flags:
+    """For each element what the one behind it is."""
+    return np.append(flags[1:], last)
+
+
+def _ranks(firsts: Longs, lasts: Longs) -> Longs:
+    """How many batches stand before each in the longest row that ends with it: patience sorting."""
+    ends, found = list[int](), list[int]()
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         place = bisect_left(ends, first)
-        before.append(tops[place - 1] if place else -1)
+        found.append(place)
         if place == len(ends):
             ends.append(last)
-            tops.append(number)
         elif last < ends[place]:
-            ends[place], tops[place] = last, number
-    wrong = np.ones(len(firsts), np.bool_)
-    number = tops[-1]
-    while number >= 0:
-        wrong[number] = False
-        number = before[number]
-    return wrong
+            ends[place] = last
+    return np.array(found, np.int64)
 
 
 def find_batch(
@@ -268,18 +298,92 @@ def find_batch(
 
     It lies wholly below ``end``, and its offsets in ``[offset_min, offset_end)``.
     """
-    places = np.arange(start, max(start, end - HEADER_BYTES + 1), dtype=np.int64)
-    places = places[bytes_at(buffer, "i1")[places + _MAGIC_AT] == MAGIC]
-    firsts = bytes_at(buffer, ">i8")[places].astype(np.int64)
-    places = places[(firsts >= offset_min) & (firsts < offset_end)]
-    sizes = bytes_at(buffer, ">i4")[places + 8].astype(np.int64) + LENGTH_FROM
-    fits = (sizes >= HEADER_BYTES) & (sizes <= size_max) & (places + sizes <= end)
-    for place, size in zip(places[fits].tolist(), sizes[fits].tolist(), strict=True):
-        block = block_at(buffer, np.array([place]), np.array([size]), place + size)
-        check_batches(block, offset_min, offset_end)
-        if not block.faults.any():
-            return int(place)
+    magics, firsts, lengths = (bytes_at(buffer, kind) for kind in ("i1", ">i8", ">i4"))
+    stop = end - HEADER_BYTES + 1
+    for low in range(start, stop, _LOOKED_AT):
+        places = np.arange(low, min(low + _LOOKED_AT, stop))
+        places = places[magics[places + _MAGIC_AT] == MAGIC]
+        bases = firsts[places].astype(np.int64)
+        places = places[(bases >= offset_min) & (bases < offset_end)]
+        sizes = lengths[places + 8].astype(np.int64) + LENGTH_FROM
+        fits = (sizes >= HEADER_BYTES) & (sizes <= size_max) & (places + sizes <= end)
+        for place, size in zip(places[fits].tolist(), sizes[fits].tolist(), strict=True):
+            one = block_at(buffer, np.array([place]), np.array([size]), place + size)
+            check_batches(one, offset_min, offset_end)
+            if not one.faults.any():
+                return int(place)
     return None
+
+
+class SoundBatches(NamedTuple):
+    """What is known of a part of a log."""
+
+    block: BatchBlock
+    """The sound batches of it, offsets rising. Bytes before, between and behind them are of none."""
+    end: int  # up to which byte that is decided
+    is_all: (
+        bool  # what lies behind ``end`` is not of the offsets that were asked for, or nothing does
+    )
+
+
+def sound_batches(
+    buffer: Buffer, offset_min: int, offset_end: int, *, is_whole: bool
+) -> SoundBatches:
+    """The batches of a buffer that are sound and within ``[offset_min, offset_end)``, those behind damage too.
+
+    Args:
+        is_whole: Nothing follows the buffer. Else a last batch whose offsets no neighbour confirms is left undecided.
+    """
+    size, found = memoryview(buffer).nbytes, list[BatchBlock]()
+    size_max, at = size if is_whole else BATCH_BYTES_MAX, 0
+    while True:
+        block = walk_batches(buffer, at, size, size_max=size_max)
+        check_checksums(block)
+        wrong = (block.faults == BatchFault.CRC) | (block.faults == BatchFault.MAGIC)
+        lost = np.flatnonzero(wrong & _next(wrong, last=True))  # its size leads nowhere, either
+        count = int(lost[0]) if len(lost) else len(block)
+        found.append(block.some(np.flatnonzero(block.faults[:count] == BatchFault.OK)))
+        if count == len(block) and block.stop is BatchStop.SHORT and not is_whole:
+            break
+        at = int(block.positions[count]) if count < len(block) else block.end
+        behind = {"size_max": size_max, "offset_min": offset_min, "offset_end": _FAR}
+        place = find_batch(buffer, at + 1, size, **behind)
+        if place is None:
+            break
+        at = place
+    return _decided(_joined(found), offset_min, offset_end, is_whole=is_whole)
+
+
+def _joined(blocks: list[BatchBlock]) -> BatchBlock:
+    """Blocks of one buffer as one."""
+    last = blocks[-1]
+    if len(blocks) == 1:
+        return last
+    columns = {
+        name: np.concatenate([getattr(block, name) for block in blocks])
+        for name in ("positions", "sizes", "headers", "faults")
+    }
+    return BatchBlock(last.buffer, **columns, end=last.end, stop=last.stop)
+
+
+def _decided(
+    block: BatchBlock, offset_min: int, offset_end: int, *, is_whole: bool
+) -> SoundBatches:
+    """Take the batches that are in order, up to the first beyond ``offset_end``."""
+    check_offsets(block, offset_min)
+    block = block.some(block.faults == BatchFault.OK)
+    ends = np.append(offset_min, block.last_offsets + 1)
+    is_open = len(block) > 0 and int(block.base_offsets[-1]) != ends[-2]
+    if is_open and (not is_whole or ends[-1] > offset_end):
+        block, ends = block.some(slice(0, -1)), ends[:-1]
+    beyond = np.flatnonzero(ends[1:] > offset_end)
+    if len(beyond):
+        first = int(beyond[0])
+        return SoundBatches(block.some(slice(0, first)), int(block.positions[first]), is_all=True)
+    if is_whole:
+        return SoundBatches(block, memoryview(block.buffer).nbytes, is_all=True)
+    end = int(block.positions[-1] + block.sizes[-1]) if len(block) else 0
+    return SoundBatches(block, end, is_all=False)
 
 
 # -- records ---------------------------------------------------------------------------------------

@@ -18,9 +18,16 @@ import numpy as np
 
 from backends.lazy_dataclass import dataclass
 from tiered.errors import InvalidError
-from tiered.format.kafka_batch import BatchFault, check_batches, walk_batches
+from tiered.format.kafka_batch import (
+    BATCH_BYTES_MAX,
+    BatchFault,
+    BatchStop,
+    check_batches,
+    walk_batches,
+)
 from tiered.format.kafka_log import (
     KafkaFileError,
+    open_transactions,
     parse_epochs,
     parse_offsets,
     parse_properties,
@@ -33,6 +40,7 @@ from tiered.local.mapped_file_queue import (
     list_names,
     open_if_there,
     stat_if_there,
+    unreadable,
 )
 from tiered.model import MessageQueue
 
@@ -54,15 +62,7 @@ _REASONS: Final = {
     "stray": "the partition is not this node's any more",
 }
 _SMALL_BYTES_MAX: Final = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A partition that is tiered."""
-
-    queue: MessageQueue
-    folder: str
-    topic_id: str | None  # None: of a version that had none
+_WINDOW_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class LogDirectory:
     cluster: str | None
     node: str | None
     directory_id: str | None
-    partitions: Mapping[MessageQueue, Partition]
+    folders: Mapping[MessageQueue, str]  # of the partitions that are tiered
     left_out: tuple[LeftOut, ...]
     was_stopped_cleanly: bool
     high_watermarks: Mapping[MessageQueue, int]
@@ -101,20 +101,19 @@ def is_log_directory(path: str) -> bool:
 def read_log_directory(path: str) -> LogDirectory:
     """Look at a log directory."""
     meta = _small(f"{path}/meta.properties", parse_properties)
-    partitions, left_out = dict[MessageQueue, Partition](), list[LeftOut]()
+    folders, left_out = dict[MessageQueue, str](), list[LeftOut]()
     for name in list_names(path):
         found = queue_of(name)
         if isinstance(found, LeftOut):
             left_out.append(found)
         elif found is not None:
-            about = _small(f"{path}/{name}/partition.metadata", parse_properties)
-            partitions[found] = Partition(found, f"{path}/{name}", about.get("topic_id"))
+            folders[found] = f"{path}/{name}"
     return LogDirectory(
         path=path,
         cluster=meta.get("cluster.id"),
         node=meta.get("node.id", meta.get("broker.id")),
         directory_id=meta.get("directory.id"),
-        partitions=partitions,
+        folders=folders,
         left_out=tuple(left_out),
         was_stopped_cleanly=stat_if_there(f"{path}/.kafka_cleanshutdown") is not None,
         high_watermarks=_small(f"{path}/replication-offset-checkpoint", parse_offsets),
@@ -132,6 +131,11 @@ def queue_of(name: str) -> MessageQueue | LeftOut | None:
     if found["topic"].startswith("__"):
         return LeftOut(name, "an internal topic of Kafka")
     return MessageQueue(found["topic"], int(found["partition"]))
+
+
+def read_topic_id(folder: str) -> str | None:
+    """The id of a partition's topic; None: the node's version had none when it was made."""
+    return _small(f"{folder}/partition.metadata", parse_properties).get("topic_id")
 
 
 def read_epochs(folder: str) -> LeaderEpochs:
@@ -162,6 +166,46 @@ def segments_of(folder: str) -> list[LogSegment]:
     return found
 
 
+def entry_before(
+    path: str, kind: np.dtype[np.void], field: str, wanted: int
+) -> dict[str, int] | None:
+    """The last entry of an index whose field is at most ``wanted``, if the index is in order; None: none is there.
+
+    It is a hint. Entries rise; behind the last one there may be zeros.
+    """
+    if (descriptor := open_if_there(path)) is None:
+        return None
+    try:
+        low, high, found = 0, os.fstat(descriptor).st_size // kind.itemsize, None
+        while low < high:
+            middle = (low + high) // 2
+            data = os.pread(descriptor, kind.itemsize, middle * kind.itemsize)
+            entry = np.frombuffer(data, kind)
+            if len(entry) and any(data) and entry[field][0] <= wanted:
+                low, found = middle + 1, entry
+            else:
+                high = middle
+    except OSError as error:
+        raise unreadable(path, error) from error
+    finally:
+        os.close(descriptor)
+    return None if found is None else {name: int(found[name][0]) for name in kind.names or ()}
+
+
+def transactions_before(folder: str, offset: int) -> tuple[int, Mapping[int, int]] | None:
+    """The newest snapshot of producers at or below an offset: its offset, and which transactions were open there."""
+    names = [name for name in list_names(folder) if name.endswith(".snapshot")]
+    numbers = [int(name[:NAME_DIGITS]) for name in names if is_row_name(name[:-9])]
+    for number in sorted((number for number in numbers if number <= offset), reverse=True):
+        path = f"{folder}/{number:0{NAME_DIGITS}d}.snapshot"
+        data = _read(path)
+        try:
+            return number, open_transactions(data or b"")
+        except KafkaFileError:
+            continue  # as Kafka does: an older one, and more of the log
+    return None
+
+
 def log_start(segments: list[LogSegment], checkpoint: int | None) -> int:
     """The first offset of a partition that is served."""
     return max(segments[0].base_offset if segments else 0, checkpoint or 0)
@@ -188,42 +232,56 @@ class RecoveredEnd(NamedTuple):
 
 
 def recovered_end(
-    segments: Sequence[LogSegment], recovery_point: int, read: Callable[[LogSegment], Buffer]
+    segments: Sequence[LogSegment],
+    recovery_point: int,
+    read: Callable[[LogSegment, int, int], Buffer],
 ) -> RecoveredEnd:
     """Where Kafka cuts a log after a crash: before the first batch that is incomplete or fails its checksum.
 
-    ``segments``: all of a partition, at least one. ``read`` gives the whole of one; each is asked for at most once, in
-    order, and none behind the cut, since Kafka drops those. Offsets that are out of order are not a reason to cut.
+    Args:
+        segments: All of a partition, at least one.
+        recovery_point: What lies below it was forced to the disk.
+        read: Bytes of a segment, from a place and of a number, fewer at its end. None is asked for behind the cut, since
+            Kafka drops those. Offsets that are out of order are not a reason to cut.
     """
     looked_at = unproven(list(segments), recovery_point)
     end = RecoveredEnd(looked_at[0].base_offset, looked_at[0].base_offset, 0)
     for segment in looked_at:
-        data = read(segment)
-        size = memoryview(data).nbytes
-        block = walk_batches(data, 0, size, size_max=max(size, 1))
-        check_batches(block, segment.base_offset)
-        bad = np.flatnonzero((block.faults == BatchFault.CRC) | (block.faults == BatchFault.MAGIC))
-        sound = block.some(slice(0, int(bad[0]) if len(bad) else len(block)))
-        sound = sound.some(sound.faults != BatchFault.LEGACY)
-        position = int(block.positions[bad[0]]) if len(bad) else block.end
-        offset = int(sound.last_offsets.max()) + 1 if len(sound) else segment.base_offset
-        end = RecoveredEnd(max(end.offset, offset), segment.base_offset, position)
-        if position < size:
+        end = RecoveredEnd(max(end.offset, segment.base_offset), segment.base_offset, 0)
+        is_cut, size = False, _WINDOW_BYTES
+        while not is_cut:
+            data = read(segment, end.position, size)
+            count = memoryview(data).nbytes
+            block = walk_batches(data, 0, count, size_max=BATCH_BYTES_MAX)
+            check_batches(block, segment.base_offset)
+            wrong = (block.faults == BatchFault.CRC) | (block.faults == BatchFault.MAGIC)
+            cut = int(block.positions[np.argmax(wrong)]) if wrong.any() else block.end
+            sound = block.some((block.positions < cut) & (block.faults == BatchFault.OK))
+            offset = max([end.offset, *(sound.last_offsets[-1:] + 1).tolist()])
+            end = RecoveredEnd(offset, segment.base_offset, end.position + cut)
+            if count < size and cut == count:
+                break
+            is_cut = count < size or cut < block.end or block.stop is not BatchStop.SHORT
+            size = _WINDOW_BYTES if cut else min(size * 4, BATCH_BYTES_MAX)  # a batch is larger
+        if is_cut:
             break
     return end
 
 
-def _small(path: str, parse: Callable[[str], _Parsed]) -> _Parsed:
-    """What a small file says; as of an empty one when it is not there."""
-    descriptor = open_if_there(path)
-    if descriptor is None:
-        return parse("")
+def _read(path: str) -> bytes | None:
+    """A small file; None: it is not there."""
+    if (descriptor := open_if_there(path)) is None:
+        return None
     try:
-        data = if_there(path, lambda: os.pread(descriptor, _SMALL_BYTES_MAX, 0)) or b""
+        return if_there(path, lambda: os.pread(descriptor, _SMALL_BYTES_MAX, 0))
     finally:
         os.close(descriptor)
+
+
+def _small(path: str, parse: Callable[[str], _Parsed]) -> _Parsed:
+    """What a small file says; as of an empty one when it is not there."""
     try:
-        return parse(data.decode())
+        return parse((_read(path) or b"").decode())
     except (KafkaFileError, UnicodeDecodeError) as error:
         raise InvalidError(
             f"a file of Kafka's that cannot be read: {error}",

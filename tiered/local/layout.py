@@ -572,9 +572,9 @@ def abort_mark(directory: str) -> AbortMark | None:
     return AbortMark(found.st_ino, found.st_mtime_ns, found.st_ctime_ns, lock_mtime_ns)
 
 
-def is_locked(directory: str) -> bool:
-    """Whether another open file holds a conflicting lock on byte 0 of ``lock``. Takes no lock itself."""
-    path = f"{directory}/{LOCK_FILE}"
+def is_locked(directory: str, name: str = LOCK_FILE) -> bool:
+    """Whether another open file holds a conflicting lock on byte 0 of a file (``lock``). Takes no lock itself."""
+    path = f"{directory}/{name}"
     descriptor = open_if_there(path)
     if descriptor is None:
         return False

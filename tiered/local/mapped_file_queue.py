@@ -127,6 +127,10 @@ class _Open:
         self.users = 0
         self.is_dropped = False
 
+    def is_of(self, inode: int | None) -> bool:
+        """Whether it is the file with this number; None: any."""
+        return inode is None or os.fstat(self.descriptor).st_ino == inode
+
 
 _PAGE_BYTES: Final = 4096
 _FAILED_IN_A_ROW_MAX: Final = 8
@@ -226,6 +230,21 @@ class FileCache:
         view = memoryview(bytearray(size))
         return bytes(view[: self.read_chunks(path, ((offset, size),), view)])
 
+    def read_same(self, path: str, inode: int, offset: int, view: memoryview) -> int | None:
+        """Fill ``view`` from ``offset`` on; how many bytes were read. None: another file, or none, has this name now.
+
+        One that is open is read on, whatever has come in its place.
+        """
+        file = self._take(path, inode)
+        if file is None:
+            return None
+        try:
+            return _read_rest(file.descriptor, view, offset)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            self._give_back(file)
+
     def _refuse_lost(self, path: str, offset: int, size: int) -> None:
         """Fail as the device has failed on some of these bytes, so that they are not waited for again."""
         if self.lost is not None and self.lost.has(path, offset, offset + size):
@@ -309,11 +328,14 @@ class FileCache:
         """Files open now."""
         return len(self._files)
 
-    def _take(self, path: str) -> _Open | None:
+    def _take(self, path: str, inode: int | None = None) -> _Open | None:
         if self.stop():
             raise ClosedError("told to stop, while the store was looked at", where=path)
         with self._lock:
             file = self._files.get(path)
+            if file is not None and not file.is_of(inode):
+                self._drop(path)
+                file = None
             if file is None:
                 file = self._open(path)
                 if file is None:
@@ -321,6 +343,8 @@ class FileCache:
                 self._files[path] = file
                 if len(self._files) > self._open_max:
                     self._drop(next(iter(self._files)))
+                if not file.is_of(inode):
+                    return None
             else:
                 self._files.move_to_end(path)
             file.users += 1

@@ -52,6 +52,7 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from backends.lazy_dataclass import dataclass
+from tiered.api.broker_place import require_rocketmq
 from tiered.api.reading import Span, plan_span, read_for
 from tiered.api.sound import Lost, find_lost, read_sound, told
 from tiered.api.stores import backend_errors
@@ -162,6 +163,8 @@ class RestorePlan:
 
 def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
     """Say what a restore would do."""
+    kind, what = tier.state.store.get("kind"), "restoring writes a store of RocketMQ"
+    require_rocketmq(kind, what, tier.store.url, "give the tier of a RocketMQ broker")
     chosen, left_out_mounts = _choose_mount(tier, selection.offsets_of)
     spans, messages, sizes, skipped = [], 0, 0, 0
     begins: list[tuple[MessageQueue, int]] = []
