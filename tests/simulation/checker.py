@@ -334,9 +334,7 @@ def _is_told(mine: bytes | None, theirs: bytes | None) -> bool:
     return not (mine is None or theirs is None or is_hole(mine) or is_hole(theirs))
 
 
-def _check_end(
-    world: World, key: QueueKey, incarnation: ModelIncarnation, now: Branch
-) -> None:
+def _check_end(world: World, key: QueueKey, incarnation: ModelIncarnation, now: Branch) -> None:
     """No hole at the tier's end hides a message that the broker has."""
     for offset in range(incarnation.commit - 1, max(incarnation.min, now.min) - 1, -1):
         mine, theirs = incarnation.record(offset), now.at(offset)

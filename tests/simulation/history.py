@@ -379,7 +379,9 @@ class History:
         tail, rest = divided
         tail.cut = (end, self.number)
         for row in (*tail.rows, *rest.rows):
-            require(row.log_bytes == bytes_of(row.records), f"I3: {queue} is cut wrongly at {row.start}")
+            require(
+                row.log_bytes == bytes_of(row.records), f"I3: {queue} is cut wrongly at {row.start}"
+            )
         self.queues[queue][-1:] = [tail, rest]
         courses = self.courses[*queue, incarnation.number]
         courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})

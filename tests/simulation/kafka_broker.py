@@ -310,7 +310,9 @@ class KafkaBroker(Broker, _PartitionStore):
         for at in range(low, low + head.end - head.base_offset):
             row.records[at] = b"" if goes else made
             row.tags[at] = HoleReason.COMPACTED if goes else row.tags[at]
-            after.records[at + row.base - branch.first] = hole(HoleReason.COMPACTED) if goes else made
+            after.records[at + row.base - branch.first] = (
+                hole(HoleReason.COMPACTED) if goes else made
+            )
         if not goes:
             self.cleaned[made] = self.cleaned.get(raw, frozenset()) | {raw}
         self.count("batch cleaned away" if goes else "batch cleaned")

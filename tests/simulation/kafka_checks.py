@@ -69,14 +69,23 @@ def _of_its_branch(
     """What a walk finds, with what the node says where the tier has not all; it has to be what was said."""
     from simulation.history import require
 
-    said, course = incarnation.lineage, sorted(world.history.courses[(*key, incarnation.number)][-1].items())
+    said, course = (
+        incarnation.lineage,
+        sorted(world.history.courses[(*key, incarnation.number)][-1].items()),
+    )
     assert said is not None
+    said = said.expired(incarnation.min)  # what has come since may tell of more that is over
     found = []
     for branch in reversed(broker.branches[key]):
         if not _is_of(broker, branch, incarnation):
             continue
         true = _walked(course, branch, said)
-        mine = Said(said.topic_id, tuple(true.epochs), tuple(sorted(true.opened.items())), tuple(true.aborted))
+        mine = Said(
+            said.topic_id,
+            tuple(true.epochs),
+            tuple(sorted(true.opened.items())),
+            tuple(true.aborted),
+        )
         mine = mine.expired(incarnation.min)
         if (mine.epochs, mine.aborted) == (said.epochs, said.aborted) and (
             mine.opened == said.opened or not said.is_sure
@@ -86,7 +95,9 @@ def _of_its_branch(
             world.count("aborted at the end", len(mine.aborted))
             return true
         found.append(mine)
-    require(not found, f"lineage of {key} {incarnation.number} is {said}, and a walk finds {found[:1]}")
+    require(
+        not found, f"lineage of {key} {incarnation.number} is {said}, and a walk finds {found[:1]}"
+    )
     world.count("lineage of no branch")
     return Walk(dict(said.opened), [*said.epochs], [*said.aborted])
 
@@ -97,12 +108,17 @@ def _walked(course: list[tuple[int, bytes]], branch: Branch, said: Said) -> Walk
 
 def _is_of(broker: KafkaBroker, branch: Branch, incarnation: ModelIncarnation) -> bool:
     """Whether all that an incarnation has is, or was, of a course of events."""
-    return all(
-        broker.is_same(raw, branch.at(offset)) or branch.at(offset) is None or not is_batch(branch.at(offset) or b"")
-        for row in incarnation.rows
-        for offset, raw in enumerate(row.records, row.start)
-        if is_batch(raw)
-    ) and branch.end >= incarnation.commit
+    return (
+        all(
+            broker.is_same(raw, branch.at(offset))
+            or branch.at(offset) is None
+            or not is_batch(branch.at(offset) or b"")
+            for row in incarnation.rows
+            for offset, raw in enumerate(row.records, row.start)
+            if is_batch(raw)
+        )
+        and branch.end >= incarnation.commit
+    )
 
 
 def _check_seen(
@@ -114,7 +130,6 @@ def _check_seen(
     reader: TierReader,
 ) -> None:
     """What a reader sees is what a consumer of the node would: by offset."""
-    from simulation.checker import raws_of
     from simulation.history import require
 
     end = incarnation.commit
@@ -128,11 +143,16 @@ def _check_seen(
     queue = reader.queue(MessageQueue(*key))
     for found in queue.batches(QueueOffset(incarnation.min)):
         if isinstance(found, Gap):
-            seen |= dict.fromkeys(range(max(found.start, incarnation.min), min(found.end, end)), GAP)
+            seen |= dict.fromkeys(
+                range(max(found.start, incarnation.min), min(found.end, end)), GAP
+            )
         else:
             first = int(found.records.base_offset)
             seen |= dict(enumerate(_as_seen(found), first))
-    require(sorted(seen) == [*range(incarnation.min, end)], f"{what} shows {sorted(seen)}, not up to {end}")
+    require(
+        sorted(seen) == [*range(incarnation.min, end)],
+        f"{what} shows {sorted(seen)}, not up to {end}",
+    )
     for offset, raw in seen.items():
         mine = incarnation.record(offset) or GAP
         if is_batch(mine) and _is_hidden(mine, offset, true, hides=hides):

@@ -32,9 +32,7 @@ class Said:
         epochs, opened, aborted = (
             tuple(map(_row, action[name])) for name in ("epochs", "opened", "aborted")
         )
-        return Said(
-            action["topic_id"], (*self.epochs, *epochs), opened, (*self.aborted, *aborted)
-        )
+        return Said(action["topic_id"], (*self.epochs, *epochs), opened, (*self.aborted, *aborted))
 
     def moved(self, end: int) -> Said:
         """When the end of the queue is another: what was decided behind it is open again."""
