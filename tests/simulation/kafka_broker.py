@@ -1,7 +1,7 @@
 """The model of a Kafka node: partitions of real batches, with leaders, transactions, a cleaner and topic ids.
 
-What a queue's course of events is, and how it is lost, is the broker's of RocketMQ; a record is a batch here, which stands at
-each offset that it covers.
+What a queue's course of events is, and how it is lost, is as of the other broker; a record is a batch here, which stands
+at each offset that it covers.
 """
 
 from __future__ import annotations
@@ -111,6 +111,11 @@ class _PartitionStore(SyntheticStore):
         self.identity = StoreIdentity("c", "b", "synthetic", "kafka", is_live=True)
         self._fell: list[MessageQueue] = []
         self._bounds: Mapping[MessageQueue, QueueBounds] = {}
+        self._topic_ids: dict[str, str] = {}
+
+    def topic_id(self, topic: str) -> str:
+        """Of the topic that is there now."""
+        return self._topic_ids.get(topic, "")
 
     def look(self) -> None:
         """See ``PartitionStore``."""
@@ -138,7 +143,9 @@ class _PartitionStore(SyntheticStore):
             if end > low and size + more > bytes_max:
                 break
             end, size = row.end_at(end), size + more
-        return row.batch(queue, low, end) if end > low else None
+        found = row.batch(queue, low, end)
+        found.topic_id = self.topic_id(queue.topic)
+        return found
 
     def follow(
         self,
@@ -162,7 +169,8 @@ class KafkaBroker(Broker, _PartitionStore):
         self.cleaned: dict[bytes, frozenset[bytes]] = {}
         self.transactions = rng.choice((0.0, 0.3, 0.6, 0.6))
         self._producing: dict[MessageQueue, Producing] = {}
-        self._topic_ids: dict[str, str] = {}
+        # Where what is, or was, at an offset begins: a leader's time ends with a batch, whatever the cleaner leaves of it.
+        self._bases: dict[MessageQueue, dict[int, int]] = {}
 
     # -- what happens to it ---------------------------------------------------------------------
 
@@ -221,6 +229,8 @@ class KafkaBroker(Broker, _PartitionStore):
             base_sequence=sequence,
         )
         self._log.append((name, row.end, row))
+        bases = self._bases.setdefault(name, {})
+        bases |= dict.fromkeys(range(row.end, row.end + shape.count), row.end)
         row.records += [raw] * shape.count
         row.times += [time_ms] * shape.count
         row.tags += [tag_code(raw)] * shape.count
@@ -256,8 +266,7 @@ class KafkaBroker(Broker, _PartitionStore):
     def lose_behind(self, queue: QueueKey, offset: int, to: int = 0, *, again: bool = True) -> bool:
         row = self._queues.get(MessageQueue(*queue))
         if row is not None and row.base < offset < row.end:
-            raw = row.records[offset - row.base]
-            offset = head_of(raw).base_offset if raw else offset
+            offset = self._bases[MessageQueue(*queue)][offset]
         return super().lose_behind(queue, offset, to, again=again)
 
     def _cut(self, name: MessageQueue, end: int) -> None:
@@ -272,7 +281,7 @@ class KafkaBroker(Broker, _PartitionStore):
         self._log[before:] = [
             (name, offset, row)
             for name, offset, row in self._log[before:]
-            if not (raw := row.records[offset - row.base]) or head_of(raw).base_offset == offset
+            if self._bases[name][offset] == offset
         ]
 
     def clean_some(self) -> None:
@@ -336,10 +345,6 @@ class KafkaBroker(Broker, _PartitionStore):
         if tiered == present:
             return True
         return present is not None and tiered in self.cleaned.get(present, ())
-
-    def topic_id(self, topic: str) -> str | None:
-        """Of the topic that is there now."""
-        return self._topic_ids.get(topic)
 
 
 def _walk(branch: Branch, end: int) -> Any:

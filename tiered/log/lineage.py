@@ -60,7 +60,9 @@ def grown(
         local: Of the local store, of the same place; None: it does not tell, or is not asked.
     """
     known = before or LineageFacts()
-    topic_id = known.topic_id or (local.topic_id or "" if local else "")
+    # As it was when the first of them was read: by now the store may have another topic.
+    read_of = next((batch.topic_id for batch in batches if batch.topic_id), "")
+    topic_id = known.topic_id or read_of or (local.topic_id or "" if local else "")
     if local is not None and (before is None or not before.is_sure):
         known = replace(known, opened=local.open_transactions)
     epochs, now, aborted = _told(known, batches)
