@@ -90,12 +90,15 @@ def _told(
 
 
 def found_in(known: LineageFacts | None, batches: Iterable[RecordBatch]) -> LineageFacts:
-    """What records tell that lie behind those that are known of: how a lost journal learns it again."""
+    """What records tell that lie behind those that are known of: how a lost journal learns it again.
+
+    Not sure: of the topic, and of transactions whose records or ends the tier has not, the local store knows more.
+    """
     before = known or LineageFacts()
     epochs, opened, aborted = _told(before, batches)
     epochs, aborted = [*before.epochs, *epochs], [*before.aborted, *aborted]
     return LineageFacts(
-        before.topic_id, tuple(epochs), opened, is_sure=True, aborted=tuple(aborted)
+        before.topic_id, tuple(epochs), opened, is_sure=False, aborted=tuple(aborted)
     )
 
 
