@@ -1,6 +1,7 @@
 """A real node of Kafka on a directory, its producers and consumers; it can be killed and started again.
 
-Mark what uses it ``pytest.mark.java``, and take ``support.oracle.needs_java``. A version but the first is built when it is first used.
+Mark what uses it ``pytest.mark.java``, and take ``support.oracle.needs_java``. Versions other than 4.1.1 are built when
+they are first used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Rows = list[dict[str, Any]]
 class Node:
     """One node over one log directory. Its options are settings of a broker, with ``_`` for the dots.
 
-    What its commands take are options of the oracle (``tests/oracle_kafka/README.md``); a dict is one that is given several times.
+    What its commands take are options of the oracle (``tests/oracle_kafka/README.md``); those that are given several
+    times are a dict or a tuple.
     """
 
     def __init__(self, directory: Path, version: str = "4.1.1", **config: object) -> None:
@@ -112,7 +114,7 @@ class Node:
         """Let the cleaner work on compacted topics from now on; returns when it has been through them once."""
         self.call("clean", dir=self.directory, topic=topics)
 
-    def consume(self, *topics: str, isolation: str) -> Rows:
+    def consume(self, *topics: str, isolation: str = "read_uncommitted") -> Rows:
         """What a consumer gets, from the log start to the end that it may see."""
         return self.call("consume", topic=topics, isolation=isolation)
 
@@ -139,6 +141,10 @@ class Producer:
                 stderr=complaints,
                 env=environment,
             )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
     def acked(self) -> Rows:
         """What it was told so far; a line that is being written does not count."""
