@@ -71,6 +71,8 @@ FILE_HEADER_BYTES: Final = 128
 MAGIC: Final = 0x1234
 SIZE_MAX: Final = 2**31 - 1
 HEAD_BYTES: Final = HEADER.itemsize
+UNPACKED_BYTES_MAX: Final = 256 << 20
+"""Of a body. Brokers take messages of 4 MiB unless told otherwise, as they are stored."""
 COMPRESSED: Final = 1
 ORDERED: Final = 2
 IPV4: Final = 1 << 7
@@ -223,6 +225,13 @@ def find_message(buffer: Buffer, start: int, end: int) -> int | None:
                 return int(place)
         start, step = stop, min(2 * step, _SEARCH_BYTES_MAX)
     return None
+
+
+def messages_at(buffer: Buffer, positions: Longs) -> MessageBlock:
+    """Sound messages that begin at these places."""
+    headers = bytes_at(buffer, f"V{BODY_AT}")[positions].view(HEADER)
+    sound = np.ones(len(positions), np.bool_)
+    return MessageBlock(buffer, positions, headers, sound, sound, 0)
 
 
 @dataclass(frozen=True, slots=True)
