@@ -1,6 +1,6 @@
 """``tiered attach`` beside a real node of Kafka under producers: transactions, a cleaner at work, crashes of either.
 
-Afterwards the tier holds what consumers of the node get, in both isolations, and the node's directory is as the node left it.
+Afterwards the tier holds what consumers of the node get, in both isolations, and the directory is as the node left it.
 """
 
 from __future__ import annotations

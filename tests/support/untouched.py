@@ -14,7 +14,7 @@ Entries = dict[str, tuple[int, ...]]
 
 
 def entries(folder: Path) -> Entries:
-    """Each file and folder in it: kind and rights, links, size, and the times of its last writing and of any change at all."""
+    """Each file and folder in it: which it is, rights, links, size, times of the last writing and of any change."""
     found = {}
     for path in (folder, *folder.rglob("*")):
         about = path.lstat()
@@ -33,7 +33,7 @@ class Watch:
         monkeypatch.setenv("PYTHONPATH", str(WATCHING), prepend=os.pathsep)
 
     def acts(self) -> tuple[int, list[str]]:
-        """How many processes were looked at, and what they did."""
+        """How many processes were watched, and what they did."""
         lines = self._log.read_text().splitlines()
-        acts = [line for line in lines if line != "looking"]
+        acts = [line for line in lines if line != "watched"]
         return len(lines) - len(acts), acts

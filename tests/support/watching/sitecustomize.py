@@ -1,6 +1,9 @@
-"""Writes down whatever this process does to a folder but read it: files opened for writing, locks, names. Python runs this when it starts.
+"""Writes down what this process does to a folder but read it: files opened for writing, locks, names.
 
-``WATCHED``: the folder; ``WATCHED_LOG``: where a line for each such act goes, and one that says that it looks.
+Python runs this when it starts.
+
+``WATCHED``: the folder; ``WATCHED_LOG``: where a line for each such act goes, after one that
+says that this process is watched.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ def _acts(event: str, arguments: tuple[object, ...]) -> tuple[object, ...]:
 def _path(thing: object) -> str:
     if isinstance(thing, int):
         link = f"/proc/self/fd/{thing}"
-        return os.readlink(link) if os.path.lexists(link) else ""
+        return os.path.realpath(link) if os.path.lexists(link) else ""
     return os.path.realpath(os.fsdecode(thing)) if isinstance(thing, (str, bytes)) else ""
 
 
 def _install() -> None:
     watched = os.path.realpath(os.environ["WATCHED"]) + "/"
     log = os.open(os.environ["WATCHED_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.write(log, b"looking\n")
+    os.write(log, b"watched\n")
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         for thing in _acts(event, arguments):
