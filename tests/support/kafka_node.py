@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ORACLE = Path(__file__).resolve().parents[1] / "oracle_kafka" / "oracle"
 SEGMENT_BYTES = 16_384
+SESSIONS = {"broker_session_timeout_ms": 3000, "broker_heartbeat_interval_ms": 500}
+"""After a crash a node waits for the end of its last session."""
 CALL_SECONDS_MAX = 240
 Rows = list[dict[str, Any]]
 
@@ -35,7 +37,9 @@ class Node:
         self.directory = directory
         self._log = directory.with_suffix(".log")
         self._environment = {**os.environ, "KAFKA_VERSION": version}
-        self._config = {name.replace("_", "."): value for name, value in config.items()}
+        self._config = {
+            name.replace("_", "."): value for name, value in (SESSIONS | config).items()
+        }
         self._port = next(oracle.free_ports())
         self._server: oracle.Server | None = None
         self._producers: list[Producer] = []
