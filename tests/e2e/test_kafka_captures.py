@@ -17,6 +17,8 @@ from support import kafka_batches
 from support.command_line import SMALL, CommandLine, spawn
 from support.kafka_batches import FOLDER
 
+from tiered import open as tier_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -103,6 +105,26 @@ def test_killed_and_resumed_it_is_the_same(name: str, tiered: CommandLine, tmp_p
     tiered.good("attach", store, "--to", url, "--once", "--no-index", *SMALL)
     tiered.good("verify", url, "--deep")
     require_same(tiered, url, name)
+
+
+@pytest.mark.parametrize("name", ["k01-basic", "k03-compacted-after"])
+def test_times_mean_what_kafka_means(name: str, tiered: CommandLine, tmp_path: Path) -> None:
+    """The first record whose own time is at or after the one that is asked for, however times are ordered."""
+    store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
+    tiered.good("attach", store, "--to", url, "--once", "--no-index", *SMALL)
+    rng = random.Random(name)
+    rows = consumed(name, UNCOMMITTED)
+    with tier_of(url) as tier:
+        for queue in tier.queues():
+            mine = [r for r in rows if (r["topic"], r["partition"]) == tuple(queue)]
+            times = [row["timestamp_ms"] for row in mine]
+            for asked in (0, *rng.sample(times, min(12, len(times))), 1 << 60):
+                late = [r["offset"] for r in mine if r["timestamp_ms"] >= asked]
+                found, wanted = tier.offset_for_time(*queue, asked), late[0] if late else None
+                if found != (tier.bounds(*queue).end if wanted is None else wanted):
+                    # The end of a transaction has a time, too, and Kafka's lookup finds it.
+                    assert wanted is None or found < wanted, (queue, asked)
+                    assert found not in {r["offset"] for r in mine}, (queue, asked)
 
 
 @pytest.mark.parametrize("name", JMQ)

@@ -94,12 +94,23 @@ def schema(columns: Sequence[str] | None = None) -> pa.Schema:
     types |= dict.fromkeys(numbers, arrow.int32())
     types["properties"] = arrow.map_(arrow.string(), arrow.string())
     types["body"] = arrow.binary()
-    names = list(COLUMNS if columns is None else columns)
+    return schema_of(types, columns, nullable={"tags", "keys"})
+
+
+def schema_of(
+    types: Mapping[str, pa.DataType], columns: Sequence[str] | None, *, nullable: set[str]
+) -> pa.Schema:
+    """The schema of some columns of ``types``, in their order; None: of all in the order of these.
+
+    Raises:
+        InvalidError: One is not among them, or named twice.
+    """
+    arrow = load_pyarrow()
+    names = list(types if columns is None else columns)
     unknown = [name for name in names if name not in types]
     if unknown or len(set(names)) < len(names):
         what = f"no column {unknown[0]!r}" if unknown else "a column is named twice"
-        raise InvalidError(what, do=f"choose from {', '.join(COLUMNS)}")
-    nullable = {"tags", "keys"}
+        raise InvalidError(what, do=f"choose from {', '.join(types)}")
     return arrow.schema([arrow.field(n, types[n], nullable=n in nullable) for n in names])
 
 
@@ -262,19 +273,21 @@ def spans_array(
     arrow: Any,  # noqa: ANN401 (pyarrow has no types)
     buffer: Any,  # noqa: ANN401 (a buffer)
     starts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int32],
+    sizes: npt.NDArray[np.int32] | npt.NDArray[np.int64],
 ) -> Any:  # noqa: ANN401
-    """Bytes of a buffer at these places, which ascend and do not overlap, as a binary array."""
+    """Bytes of a buffer at these places, which ascend and do not overlap, as a binary array; a size of -1 is null."""
     # One array of them and of what lies between, of which Arrow takes every other element.
     if not len(starts):
         return arrow.array([], arrow.binary())
-    offsets = np.stack([starts, starts + sizes], axis=1).ravel()
+    nulls = sizes < 0
+    offsets = np.stack([starts, starts + np.maximum(sizes, 0)], axis=1).ravel()
     narrow = offsets[-1] < 2**31
     kind = arrow.binary() if narrow else arrow.large_binary()
     offsets = offsets.astype(np.int32 if narrow else np.int64)
     buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(buffer)]
     both = arrow.Array.from_buffers(kind, len(offsets) - 1, buffers)
-    return both.take(arrow.array(np.arange(0, len(offsets), 2))).cast(arrow.binary())
+    chosen = arrow.array(np.arange(0, len(offsets), 2), mask=nulls if nulls.any() else None)
+    return both.take(chosen).cast(arrow.binary())
 
 
 def _utf8(text: str) -> str:

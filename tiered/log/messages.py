@@ -101,7 +101,7 @@ class ForeignMessage:
     number: int  # of its item in the batch
     body: bytes  # Kafka: the value, empty where that is null
     time_ms: int
-    key: str  # for eyes
+    key: bytes  # Kafka's record key, JoyQueue's business id; empty: none
     json: dict[str, Any]
 
 
@@ -136,7 +136,7 @@ def _kafka_messages(records: RecordBatch, wanted: Numbers | None) -> list[Foreig
             one.offset - base,
             one.value or b"",
             one.timestamp_ms,
-            (one.key or b"").decode("utf-8", "backslashreplace"),
+            one.key or b"",
             one.to_json(queue.topic, queue.queue_id),
         )
         for one in kafka_records(records, wanted).messages()
