@@ -1,10 +1,13 @@
 """``tiered attach`` beside a real node of Kafka under producers: transactions, a cleaner at work, crashes of either.
 
 Afterwards the tier holds what consumers of the node get, in both isolations, and the directory is as the node left it.
+
+``TIERED_E2E_REPEAT=10`` runs it that often.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +22,13 @@ if TYPE_CHECKING:
 
     from support.kafka_node import Node, Producer, Rows
 
-pytestmark = [pytest.mark.java, oracle.needs_java, pytest.mark.timeout(600)]
+REPEAT = int(os.environ.get("TIERED_E2E_REPEAT", "1"))
+pytestmark = [
+    pytest.mark.java,
+    oracle.needs_java,
+    pytest.mark.timeout(600),
+    pytest.mark.parametrize("turn", range(REPEAT)),
+]
 FOLLOW = ("--freshness", "1s")
 ISOLATIONS = ("read_committed", "read_uncommitted")
 COMPACTED, KEPT = "compacted", ("transactions", "sent-once")
@@ -40,7 +49,7 @@ def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/tier"
 
 
-def load(node: Node) -> list[Producer]:
+def load(node: Node, turn: int) -> list[Producer]:
     """Topics, and producers of some ten seconds, which go on when the node comes back."""
     node.create("transactions", 3)
     node.create("sent-once", 2)
@@ -50,10 +59,14 @@ def load(node: Node) -> list[Producer]:
     once = {"idempotent": "true", "compression": "lz4"}
     keyed = {"keys": 60, "tombstones": 10, "headers": 1}
     return [
-        node.producing("transactions", partitions=3, txn_id="a", txn=plan, rounds=20, rate=120),
-        node.producing("transactions", partitions=3, seed=2, count=900, rate=90, **edges),
-        node.producing("sent-once", partitions=2, seed=3, count=1500, rate=150, **once),
-        node.producing(COMPACTED, partitions=2, seed=4, count=2500, rate=250, **keyed),
+        node.producing(
+            "transactions", partitions=3, seed=10 * turn, txn_id="a", txn=plan, rounds=20, rate=120
+        ),
+        node.producing(
+            "transactions", partitions=3, seed=10 * turn + 2, count=900, rate=90, **edges
+        ),
+        node.producing("sent-once", partitions=2, seed=10 * turn + 3, count=1500, rate=150, **once),
+        node.producing(COMPACTED, partitions=2, seed=10 * turn + 4, count=2500, rate=250, **keyed),
     ]
 
 
@@ -121,10 +134,10 @@ def once(node: Node, url: str) -> None:
 
 
 def test_everything_that_consumers_get_is_in_the_tier(
-    node: Node, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
 ) -> None:
     watch = Watch(node.directory, tmp_path / "acts", monkeypatch)
-    log, producers = tmp_path / "attach.log", load(node)
+    log, producers = tmp_path / "attach.log", load(node, turn)
     with Attach(node.directory, url, log, FOLLOW) as attach:
         wait_acked(producers, SOME)
         until(lambda: len(live.commits(url)) == PARTITIONS, "all partitions in the tier")
