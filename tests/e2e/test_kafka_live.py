@@ -83,9 +83,9 @@ def wait_level(node: Node, url: str) -> None:
     until(lambda: live.commits(url) == ends, f"the tier at {ends}")
 
 
-def tiered(url: str, topic: str, isolation: str) -> Rows:
+def tiered(url: str, topic: str, *options: str) -> Rows:
     """What ``cat`` gives of a topic."""
-    return command_line.here("cat", url, topic, "--isolation", isolation).good().rows
+    return command_line.here("cat", url, topic, *options).good().rows
 
 
 def check_lines(found: Rows, expected: Rows) -> None:
@@ -120,10 +120,11 @@ def places(rows: Rows, topics: tuple[str, ...] = KEPT) -> set[tuple[str, int, in
 def check_equal(url: str, expected: dict[str, Rows], before: Rows) -> None:
     """The tier against what consumers got, before the cleaner came and in the end."""
     for isolation, rows in expected.items():
+        level = ("--isolation", isolation)
         for topic in KEPT:
-            check_lines(tiered(url, topic, isolation), [r for r in rows if r["topic"] == topic])
+            check_lines(tiered(url, topic, *level), [r for r in rows if r["topic"] == topic])
         after = [row for row in rows if row["topic"] == COMPACTED]
-        check_cleaned(tiered(url, COMPACTED, isolation), before, after)
+        check_cleaned(tiered(url, COMPACTED, *level), before, after)
 
 
 def once(node: Node, url: str) -> None:
@@ -170,3 +171,41 @@ def test_everything_that_consumers_get_is_in_the_tier(
     check_equal(url, expected, before)
     command_line.here("verify", url, "--deep", "--store", node.directory).good()
     assert watch.acts() == (4, [])
+
+
+def test_logs_that_begin_later_and_a_topic_made_again(
+    node: Node, url: str, tmp_path: Path, turn: int
+) -> None:
+    """What was taken stays when the node drops it; a topic of another id under the same name is another queue."""
+    topics = ("trimmed", "by-size", "again")
+    for topic in topics:
+        node.create(topic)
+    with Attach(node.directory, url, tmp_path / "attach.log", FOLLOW) as attach:
+        for topic in topics:
+            node.produce(topic, seed=turn, count=600)
+        wait_level(node, url)
+        was = node.consume()
+        node.call("delete-records", topic="trimmed", before="0:333")
+        node.call("configure", topic="by-size", config={"retention.bytes": 20_000})
+        node.call("delete-topics", topic="again")
+        node.create("again")
+        for topic in topics:
+            node.produce(topic, seed=turn + 1, count=400)
+        until(lambda: node.offsets()["by-size", 0]["log_start_offset"] > 0, "retention")
+        wait_level(node, url)
+        found = node.consume()
+        said = attach.stop()
+    assert [said[name] for name in ("quarantined", "gaps", "truncated", "begun_anew")] == [
+        0,
+        0,
+        0,
+        1,
+    ]
+    for topic in topics:
+        first, last = ([row for row in rows if row["topic"] == topic] for rows in (was, found))
+        if topic == "again":
+            check_lines(tiered(url, topic, "--incarnation", "0"), first)
+            check_lines(tiered(url, topic), last)
+        else:
+            assert last[0]["offset"] > 0
+            check_lines(tiered(url, topic), first + [row for row in last if row["offset"] >= 600])
