@@ -65,7 +65,7 @@ def test_what_was_attached_once_is_what_consumers_got(
     name: str, tiered: CommandLine, tmp_path: Path
 ) -> None:
     store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
-    ran = tiered("attach", store, "--to", url, "--once", "--no-index", "--json")
+    ran = tiered("attach", store, "--to", url, "--once", "--json")
     assert ran.code == (name in WAITS), ran
     assert {row["reason"] for row in ran.document["left_out"]} == {"an internal topic of Kafka"}
     require_same(tiered, url, name)
@@ -80,9 +80,7 @@ def test_merging_packing_and_a_lost_journal_change_nothing(
 ) -> None:
     store, tier = unpacked(name, tmp_path), tmp_path / "tier"
     url = tier.as_uri()
-    ran = tiered(
-        "attach", store, "--to", url, "--once", "--seal", "--merge", "--no-index", *SMALL, "--json"
-    )
+    ran = tiered("attach", store, "--to", url, "--once", "--seal", "--merge", *SMALL, "--json")
     assert ran.document["merged_bundles"] > 0 or name != "k01-basic"  # others have too few
     tiered.good("verify", url, "--deep")
     require_same(tiered, url, name)
@@ -98,11 +96,11 @@ def test_killed_and_resumed_it_is_the_same(name: str, tiered: CommandLine, tmp_p
     store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
     rng = random.Random(name)
     for _ in range(4):
-        slowly = ("--max-read-rate", "100KiB", "--no-index", *SMALL)
+        slowly = ("--max-read-rate", "100KiB", *SMALL)
         with spawn("attach", store, "--to", url, "--once", *slowly) as process:
             time.sleep(0.3 + rng.random())
             process.kill()
-    tiered.good("attach", store, "--to", url, "--once", "--no-index", *SMALL)
+    tiered.good("attach", store, "--to", url, "--once", *SMALL)
     tiered.good("verify", url, "--deep")
     require_same(tiered, url, name)
 
@@ -111,7 +109,7 @@ def test_killed_and_resumed_it_is_the_same(name: str, tiered: CommandLine, tmp_p
 def test_times_mean_what_kafka_means(name: str, tiered: CommandLine, tmp_path: Path) -> None:
     """The first record whose own time is at or after the one that is asked for, however times are ordered."""
     store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
-    tiered.good("attach", store, "--to", url, "--once", "--no-index", *SMALL)
+    tiered.good("attach", store, "--to", url, "--once", *SMALL)
     rng = random.Random(name)
     rows = consumed(name, UNCOMMITTED)
     with tier_of(url) as tier:

@@ -143,6 +143,35 @@ def _kafka_messages(records: RecordBatch, wanted: Numbers | None) -> list[Foreig
     ]
 
 
+def _jmq_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignMessage]:
+    from tiered.format import jmq_message as jmq  # noqa: PLC0415 (most tiers have none of them)
+
+    numbers, firsts = _distinct(records, wanted)
+    asked = set((numbers + records.base_offset).tolist())
+    block = jmq.messages_at(records.data, records.positions[firsts])
+    found = []
+    for number in range(len(block)):
+        head = block.headers[number]
+        try:
+            held = jmq.messages_of(block, number, bytes_max=jmq.UNPACKED_BYTES_MAX)
+        except jmq.MessageError as error:
+            raise DataError(
+                f"the message at index {int(head['index'])} is damaged: {error}"
+            ) from error
+        found += [
+            ForeignMessage(
+                one.index - records.base_offset,
+                one.body,
+                int(head["client_time"]) + int(head["store_delta"]),
+                one.business_id.encode("utf-8", "surrogateescape"),
+                jmq.message_json(records.queue.topic, head, one),
+            )
+            for one in held
+            if one.index in asked
+        ]
+    return found
+
+
 class _Form(Protocol[_T_co]):
     """``message_json`` or ``message_line``."""
 
@@ -176,35 +205,6 @@ def _formed(
         )
         for item in items(records, wanted)
     ]
-
-
-def _jmq_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignMessage]:
-    from tiered.format import jmq_message as jmq  # noqa: PLC0415 (most tiers have none of them)
-
-    numbers, firsts = _distinct(records, wanted)
-    asked = set((numbers + records.base_offset).tolist())
-    block = jmq.messages_at(records.data, records.positions[firsts])
-    found = []
-    for number in range(len(block)):
-        head = block.headers[number]
-        try:
-            held = jmq.messages_of(block, number, bytes_max=jmq.UNPACKED_BYTES_MAX)
-        except jmq.MessageError as error:
-            raise DataError(
-                f"the message at index {int(head['index'])} is damaged: {error}"
-            ) from error
-        found += [
-            ForeignMessage(
-                one.index - records.base_offset,
-                one.body,
-                int(head["client_time"]) + int(head["store_delta"]),
-                one.business_id,
-                jmq.message_json(records.queue.topic, head, one),
-            )
-            for one in held
-            if one.index in asked
-        ]
-    return found
 
 
 def raw_bytes(records: RecordBatch, numbers: Numbers) -> list[memoryview]:
