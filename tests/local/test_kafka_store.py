@@ -369,6 +369,30 @@ def test_a_topic_made_again_is_a_fall(node: FakeNode):
         assert set(follower.take_fallen()) == {ONE}
 
 
+def test_a_topic_that_is_made_again_before_it_has_its_first_epoch(node: FakeNode):
+    """A node makes the folder and its files first; the leader writes the epoch later."""
+    node.make(ONE, "old")
+    node.append(ONE)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        follower = store.follow({})
+        follow(follower)
+        node.folder(ONE).rename(node.path / f"one-0.{'0a' * 16}-delete")
+        node.make(ONE, "new")
+        (node.folder(ONE) / "leader-epoch-checkpoint").write_text("0\n0\n")
+        assert not follower.poll(1)
+        assert set(follower.take_fallen()) == {ONE}
+        lineage = store.lineage(ONE)
+        assert lineage is not None
+        assert (lineage.topic_id, lineage.epochs) == ("new", ())
+        node.lead(ONE, 0)
+        node.append(ONE)
+        node.checkpoint()
+        follower.seek(ONE, QueueOffset(0))
+        assert follow(follower)[ONE].end == 10
+        assert not follower.take_fallen()
+
+
 def test_retention_takes_segments_from_under_a_reader(node: FakeNode):
     node.make(ONE)
     for _ in range(6):

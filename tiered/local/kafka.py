@@ -254,7 +254,7 @@ def _inode(seen: tuple[object, ...]) -> object:
 
 def _epochs(epochs: LeaderEpochs, low: int, end: int) -> Iterator[LeaderEpoch]:
     """The epochs of ``[low, end)``."""
-    ends = (*epochs.starts[1:], _FAR)
+    ends = (*epochs.starts, _FAR)[1:]
     for number, start, stop in zip(epochs.epochs, epochs.starts, ends, strict=True):
         if start < end and stop > max(start, low):
             yield LeaderEpoch(number, max(start, low))
