@@ -322,6 +322,24 @@ def test_a_truncation_is_a_fall_though_the_log_has_grown_again(node: FakeNode):
         assert lineage.epochs == (Epoch(0, 0), Epoch(5, 60))
 
 
+def test_a_read_sees_a_truncation_that_no_poll_has_seen(node: FakeNode):
+    node.make(ONE)
+    for _ in range(10):
+        node.append(ONE)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        node.truncate(ONE, 60)
+        node.lead(ONE, 5)
+        for _ in range(4):
+            node.append(ONE)
+        node.checkpoint({ONE: 70})
+        batch = store.read(ONE, QueueOffset(60), bytes_max=1 << 20, count_max=1000)
+        assert batch is not None
+        assert batch.end_offset == 70
+        assert {line["leader_epoch"] for line in lines_of(batch)} == {5}
+        assert store.read(ONE, QueueOffset(70), bytes_max=1, count_max=1) is None
+
+
 def test_an_end_that_falls_is_a_fall(node: FakeNode):
     node.make(ONE)
     for _ in range(10):
