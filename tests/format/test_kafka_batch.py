@@ -221,6 +221,25 @@ def test_offsets_that_nothing_covers_are_certain_or_damage():
     assert faults(0, 110, 105, 200) == [1, 2]
 
 
+def test_a_last_batch_that_nothing_confirms_is_left_undecided():
+    one = plain.section([(0, 0, b"k", b"v", ())])
+    first, joined, apart = (
+        plain.batch(one, 1, base_offset=row, last_offset_delta=9) for row in (0, 10, 15)
+    )
+    size = len(first)
+    for raw, is_whole, wanted in (
+        (first + joined, False, ([0, 10], 2 * size, False)),
+        (first + apart, False, ([0], size, False)),
+        (first + apart, True, ([0, 15], 2 * size, True)),
+    ):
+        found = kafka_batch.sound_batches(raw, 0, 100, is_whole=is_whole)
+        assert (found.block.base_offsets.tolist(), found.end, found.is_all) == wanted
+    found = kafka_batch.sound_batches(first + apart, 0, 20, is_whole=True)
+    assert (found.block.base_offsets.tolist(), found.end) == ([0], 2 * size)
+    found = kafka_batch.sound_batches(first + joined, 0, 10, is_whole=False)
+    assert (found.block.base_offsets.tolist(), found.end, found.is_all) == ([0], size, True)
+
+
 def test_places_that_cannot_be_are_faults():
     one = plain.section([(0, 0, b"k", b"v", ())])
     rows = [0, 1, 90, 3, 4, 2, 5]
