@@ -262,19 +262,21 @@ def spans_array(
     arrow: Any,  # noqa: ANN401 (pyarrow has no types)
     buffer: Any,  # noqa: ANN401 (a buffer)
     starts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int32],
+    sizes: npt.NDArray[np.int32] | npt.NDArray[np.int64],
 ) -> Any:  # noqa: ANN401
-    """Bytes of a buffer at these places, which ascend and do not overlap, as a binary array."""
+    """Bytes of a buffer at these places, which ascend and do not overlap, as a binary array; a size of -1 is null."""
     # One array of them and of what lies between, of which Arrow takes every other element.
     if not len(starts):
         return arrow.array([], arrow.binary())
-    offsets = np.stack([starts, starts + sizes], axis=1).ravel()
+    nulls = sizes < 0
+    offsets = np.stack([starts, starts + np.maximum(sizes, 0)], axis=1).ravel()
     narrow = offsets[-1] < 2**31
     kind = arrow.binary() if narrow else arrow.large_binary()
     offsets = offsets.astype(np.int32 if narrow else np.int64)
     buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(buffer)]
     both = arrow.Array.from_buffers(kind, len(offsets) - 1, buffers)
-    return both.take(arrow.array(np.arange(0, len(offsets), 2))).cast(arrow.binary())
+    chosen = arrow.array(np.arange(0, len(offsets), 2), mask=nulls if nulls.any() else None)
+    return both.take(chosen).cast(arrow.binary())
 
 
 def _utf8(text: str) -> str:
