@@ -5,12 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import tarfile
+import zlib
+from base64 import b64encode
 from functools import cache
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
+import numpy as np
+
+from tiered.format.kafka_batch import (
+    APPEND_TIME,
+    CONTROL,
+    BatchBlock,
+    BatchFault,
+    decode_records,
+)
+
+if TYPE_CHECKING:
+    from tiered.model import MessageQueue
 
 FOLDER = Path(__file__).parent.parent / "data" / "kafka"
 NAMES = tuple(sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz")))
@@ -39,6 +53,40 @@ def dump(name: str) -> list[dict[str, Any]]:
     """Lines of what Kafka says, such as `k05-epochs` or `k05-epochs.batches`."""
     with gzip.open(FOLDER / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def lines_of(queue: MessageQueue, block: BatchBlock) -> list[dict[str, Any]]:
+    """The records of the sound data batches of a block, as the dumps have them."""
+    chosen = np.flatnonzero(~block.has(CONTROL) & (block.faults == BatchFault.OK)).tolist()
+    records = decode_records(block, chosen, bytes_max=1 << 26)
+    assert not records.faults
+    is_broker_s, epochs = block.has(APPEND_TIME), block.column("leader_epoch")
+    columns = (records.batches, records.offsets, records.timestamps_ms)
+    return [
+        {
+            "topic": queue.topic,
+            "partition": queue.queue_id,
+            "offset": offset,
+            "timestamp_ms": time,
+            "timestamp_type": "LOG_APPEND_TIME" if is_broker_s[batch] else "CREATE_TIME",
+            "key_base64": _as_text(records.key(index)),
+            "value_base64": _as_text(records.value(index)),
+            "headers": [[name, _as_text(value)] for name, value in records.headers(index)],
+            "leader_epoch": int(epochs[batch]),
+        }
+        for index, (batch, offset, time) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        )
+    ]
+
+
+def _as_text(data: bytes | None) -> str | None:
+    return None if data is None else b64encode(data).decode()
+
+
+def zlib_crc(data: bytes) -> bytes:
+    """The checksum of magic 0 and 1."""
+    return zlib.crc32(data).to_bytes(4, "big")
 
 
 def varint(value: int) -> bytes:

@@ -270,7 +270,8 @@ def _out_of_order(firsts: Longs, lasts: Longs, offset_min: int) -> Flags:
     sure = longest & (np.bincount(ranks[longest])[ranks] == 1)
     kept = sure | (joins & (np.bincount(ranks[joins], minlength=len(ranks))[ranks] == 1))
     at = np.flatnonzero(kept)
-    return ~(sure if (lasts[at[:-1]] >= firsts[at[1:]]).any() else kept)
+    wrong: Flags = ~(sure if (lasts[at[:-1]] >= firsts[at[1:]]).any() else kept)
+    return wrong
 
 
 def _next(flags: Flags, last: bool = False) -> Flags:

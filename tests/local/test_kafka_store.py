@@ -1,0 +1,672 @@
+"""Kafka's log directories as a local store: captured nodes show what consumers were given, a played one the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from support import kafka_batches as plain
+from support.kafka_stores import (
+    FakeNode,
+    Line,
+    all_lines,
+    follow,
+    follow_all,
+    in_order,
+    lines_of,
+    open_store,
+    read_all,
+    unpack,
+)
+
+from tiered.clock import ManualClock
+from tiered.errors import ClosedError, InvalidError
+from tiered.format.kafka_batch import check_batches, decode_records, walk_batches
+from tiered.local.interface import Epoch, HoleReason, OpenTransaction
+from tiered.local.kafka import HOLES_MAX, is_kafka
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ONE, TWO = MessageQueue("one", 0), MessageQueue("two.x-y", 3)
+
+
+@cache
+def dumped(name: str) -> list[Line]:
+    return in_order(plain.dump(name))
+
+
+@pytest.fixture(scope="module", params=plain.NAMES)
+def captured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """(name, directory) of each captured node."""
+    return request.param, unpack(request.param, tmp_path_factory.mktemp("kafka"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    made = FakeNode(tmp_path / "logs")
+    yield made
+    made.crash()
+
+
+# -- captured nodes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window_bytes", [1, 3000, 1 << 22])
+def test_what_is_followed_is_what_consumers_were_given(
+    captured: tuple[str, Path], window_bytes: int
+):
+    name, path = captured
+    with contextlib.closing(open_store(path)) as store:
+        found = follow_all(store, window_bytes)
+        assert all_lines(found) == dumped(name)
+        for queue, bounds in store.queues().items():
+            taken = found.get(queue)
+            assert (bounds.min, bounds.end) == (
+                (taken.first, taken.end) if taken else (bounds.end, bounds.end)
+            )
+            assert taken is None or not taken.gaps
+            assert taken is None or set(taken.holes.values()) <= {HoleReason.COMPACTED}
+
+
+def test_bounds_are_the_node_s(captured: tuple[str, Path]):
+    name, path = captured
+    with contextlib.closing(open_store(path)) as store:
+        said = plain.FOLDER / f"{name}.offsets.jsonl"
+        bounds = dict(store.queues())
+        for line in map(json.loads, said.read_text().splitlines()):
+            found = bounds.pop(MessageQueue(line["topic"], line["partition"]))
+            assert (found.min, found.end) == (line["log_start_offset"], line["high_watermark"])
+            lineage = store.lineage(MessageQueue(line["topic"], line["partition"]))
+            assert lineage is not None
+            assert lineage.topic_id == line["topic_id"]
+        assert not bounds
+        assert {one.name.rpartition("-")[0] for one in store.report().left_out} <= {
+            "__cluster_metadata",
+            "__transaction_state",
+        }
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_reads_from_any_offset_give_the_rest(
+    captured: tuple[str, Path], tmp_path: Path, has_index: bool
+):
+    name, path = captured
+    if not has_index:
+        path = Path(shutil.copytree(path, tmp_path / "copy"))
+        for index in path.glob("*/*index"):
+            index.unlink()
+    with contextlib.closing(open_store(path)) as store:
+        for queue, bounds in store.queues().items():
+            wanted = {
+                line["offset"]: line
+                for line in dumped(name)
+                if (line["topic"], line["partition"]) == queue
+            }
+            for start in range(bounds.min, bounds.end, 13):
+                batch = store.read(queue, QueueOffset(start), bytes_max=1, count_max=1)
+                assert batch is not None
+                assert batch.base_offset == start
+                rest = [wanted[at] for at in range(start, batch.end_offset) if at in wanted]
+                assert lines_of(batch) == rest
+            assert store.read(queue, bounds.end, bytes_max=1, count_max=1) is None
+            taken = read_all(store, queue, bytes_max=9000)
+            assert taken.lines == list(wanted.values())
+
+
+def test_times_are_found_as_a_node_does(captured: tuple[str, Path]):
+    """Against every record, one after another, control records too."""
+    _, path = captured
+    rng = random.Random(1)
+    with contextlib.closing(open_store(path)) as store:
+        for queue, bounds in store.queues().items():
+            rows = list(times_of(path, queue, bounds.min, bounds.end))
+            times = {time + step for _, time in rows for step in (-1, 0, 1)} | {0, 1 << 60}
+            for time in rng.sample(sorted(times), min(60, len(times))):
+                first = next((offset for offset, at in rows if at >= time), bounds.end)
+                assert store.offset_by_time(queue, time) == first
+
+
+def times_of(path: Path, queue: MessageQueue, low: int, end: int) -> Iterator[tuple[int, int]]:
+    """Offset and time of each record that can be read, in order."""
+    for file in sorted((path / f"{queue.topic}-{queue.queue_id}").glob("*.log")):
+        data = file.read_bytes()
+        block = walk_batches(data, 0, len(data), size_max=1 << 27)
+        records = decode_records(block, np.flatnonzero(block.last_offsets < end), bytes_max=1 << 27)
+        pairs = zip(records.offsets.tolist(), records.timestamps_ms.tolist(), strict=True)
+        yield from ((offset, time) for offset, time in pairs if offset >= low)
+
+
+def test_epochs_are_those_of_the_records(captured: tuple[str, Path]):
+    name, path = captured
+    with contextlib.closing(open_store(path)) as store:
+        for queue, bounds in store.queues().items():
+            lineage = store.lineage(queue)
+            assert lineage is not None
+            starts = [epoch.start for epoch in lineage.epochs]
+            assert all(start < bounds.end for start in starts)
+            if name == "k05-epochs":
+                assert [epoch.number for epoch in lineage.epochs] == [0, 2, 6, 8, 10]
+            for line in dumped(name):
+                if (line["topic"], line["partition"]) == queue:
+                    at = int(np.searchsorted(starts, line["offset"], side="right")) - 1
+                    assert lineage.epochs[at].number == line["leader_epoch"]
+
+
+def test_what_a_crash_leaves_is_told(tmp_path: Path):
+    with contextlib.closing(open_store(unpack("k04-crash-torn", tmp_path))) as store:
+        waiting, report = store.waiting(), store.report()
+        assert waiting.is_behind_damage  # sound batches behind the flipped bit
+        assert waiting.records == 7
+        assert "cuts the log" in waiting.reason
+        assert report.torn_bytes > waiting.size_bytes
+    with contextlib.closing(open_store(unpack("k04-crash", tmp_path))) as store:
+        assert not store.waiting().records
+        assert not store.report().torn_bytes
+
+
+# -- which store it is ------------------------------------------------------------------------------
+
+
+def test_identity_is_the_node_s(tmp_path: Path):
+    one = FakeNode(tmp_path / "a", node=1, directory="x")
+    two = FakeNode(tmp_path / "b", node=1, directory="y")
+    other = FakeNode(tmp_path / "c", node=2, directory="z")
+    one.make(ONE)
+    two.make(TWO)
+    assert is_kafka(str(one.path))
+    assert not is_kafka(str(tmp_path))
+    with contextlib.closing(open_store(one.path, two.path)) as store:
+        identity = store.identity
+        assert (identity.kind, identity.cluster, identity.broker) == ("kafka", "c", "kafka-1")
+        assert identity.is_live
+        assert set(store.queues()) == {ONE, TWO}
+    one.stop()
+    two.stop()
+    with contextlib.closing(open_store(two.path, one.path)) as store:
+        assert store.identity.store_id == identity.store_id
+        assert not store.identity.is_live
+    with contextlib.closing(open_store(other.path)) as store:
+        assert store.identity.store_id != identity.store_id
+    with pytest.raises(InvalidError, match="two nodes") as said:
+        open_store(one.path, other.path)
+    assert str(other.path) in str(said.value)
+    two.make(ONE)
+    with pytest.raises(InvalidError, match="partition one/0 is in two log directories") as said:
+        open_store(one.path, two.path)
+    assert str(two.folder(ONE)) in str(said.value)
+    with pytest.raises(InvalidError, match="not a log directory"):
+        open_store(tmp_path)
+    other.crash()
+
+
+def test_the_opening_of_what_a_crash_left_can_be_stopped(tmp_path: Path):
+    with pytest.raises(ClosedError):
+        open_store(unpack("k04-crash", tmp_path), stop=lambda: True)
+
+
+def test_after_closing_nothing_is_read(node: FakeNode):
+    node.make(ONE)
+    store = open_store(node.path)
+    follower = store.follow({})
+    store.close()
+    for use in (follower.poll, lambda _: store.read(ONE, QueueOffset(0), bytes_max=1, count_max=1)):
+        with pytest.raises(ClosedError):
+            use(1)
+
+
+# -- a node that runs -------------------------------------------------------------------------------
+
+
+def test_a_log_is_followed_as_it_grows_and_never_beyond_its_high_watermark(node: FakeNode):
+    """In steps of bytes, so that batches are cut anywhere."""
+    node.make(ONE)
+    node.make(TWO, start=50)
+    raws = [node.batch(ONE, 1 + n % 5, skip=3 * (n % 7 == 6)) for n in range(60)]
+    data, ends = b"".join(raws), [0]
+    for raw in raws:
+        ends.append(walk_batches(raw, 0, len(raw), size_max=1 << 20).last_offsets[0] + 1)
+    sizes = np.cumsum([0, *map(len, raws)])
+    path, rng = node.segments(ONE)[-1], random.Random(2)
+    with contextlib.closing(open_store(node.path)) as store:
+        follower, found, written, high = store.follow({}), {}, 0, 0
+        assert store.queues()[TWO] == (50, 50) or store.queues()[TWO].end == 50
+        while written < len(data):
+            step = rng.randrange(1, 900)
+            with path.open("ab") as file:
+                file.write(data[written : written + step])
+            written = min(written + step, len(data))
+            whole = int(np.searchsorted(sizes, written, side="right")) - 1
+            if rng.random() < 0.7:
+                high = max(high, ends[rng.randrange(whole + 1)] - rng.randrange(2))
+                node.checkpoint({ONE: high, TWO: 0})
+            follow(follower, rng.choice([1, 500, 1 << 20]), found)
+            committed = max([end for end in ends if end <= high], default=0)
+            assert (found[ONE].end if ONE in found else 0) == committed
+            assert store.queues()[ONE].end == committed
+            behind = written - sizes[ends.index(committed)]
+            store.refresh()
+            waiting = store.waiting()
+            assert (waiting.size_bytes, bool(waiting.reason)) == (behind, behind > 0)
+            assert not waiting.is_behind_damage
+        node.checkpoint({ONE: ends[-1]})
+        follow(follower, found=found)
+        assert [line["offset"] for line in found[ONE].lines] == offsets_in(data)
+        assert not store.waiting().records
+        assert not follower.take_fallen()
+
+
+def offsets_in(data: bytes) -> list[int]:
+    block = walk_batches(data, 0, len(data), size_max=1 << 27)
+    check_batches(block, 0)
+    return [line["offset"] for line in plain.lines_of(ONE, block)]
+
+
+def test_new_partitions_and_segments_come_in(node: FakeNode):
+    node.make(ONE)
+    with contextlib.closing(open_store(node.path)) as store:
+        follower, found = store.follow({}), {}
+        for _ in range(5):
+            node.append(ONE)
+            node.roll(ONE)
+            node.checkpoint()
+            follow(follower, found=found)
+        node.make(TWO)
+        node.append(TWO)
+        node.checkpoint()
+        follow(follower, found=found)
+        assert (found[ONE].end, found[TWO].end) == (50, 10)
+        assert store.queues()[ONE].end == 50
+        assert not follower.take_fallen()
+
+
+def test_a_truncation_is_a_fall_though_the_log_has_grown_again(node: FakeNode):
+    node.make(ONE)
+    node.make(TWO)
+    for _ in range(10):
+        node.append(ONE)
+        node.append(TWO)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        follower = store.follow({})
+        found = follow(follower)
+        node.truncate(ONE, 60)
+        node.lead(ONE, 5)
+        for _ in range(9):
+            node.append(ONE)
+        node.lead(TWO, 5)  # its log was not cut
+        node.append(TWO)
+        node.checkpoint()
+        later = follow(follower)
+        assert set(follower.take_fallen()) == {ONE}
+        assert not follower.take_fallen()
+        assert (later[ONE].first, later[TWO].first) == (100, 100)
+        follower.seek(ONE, QueueOffset(60))
+        again = follow(follower)[ONE]
+        assert (again.first, again.end) == (60, 150)
+        assert {line["leader_epoch"] for line in again.lines} == {5}
+        assert {line["leader_epoch"] for line in found[ONE].lines} == {0}
+        lineage = store.lineage(ONE)
+        assert lineage is not None
+        assert lineage.epochs == (Epoch(0, 0), Epoch(5, 60))
+
+
+def test_an_end_that_falls_is_a_fall(node: FakeNode):
+    node.make(ONE)
+    for _ in range(10):
+        node.append(ONE)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        follower = store.follow({})
+        follow(follower)
+        node.checkpoint({ONE: 50})  # as after a crash: what was committed stays so
+        assert not follower.poll(1)
+        assert store.queues()[ONE].end == 100
+        node.truncate(ONE, 40)
+        node.checkpoint({ONE: 41})
+        assert not follower.poll(1)
+        assert set(follower.take_fallen()) == {ONE}
+        assert store.queues()[ONE].end == 40
+        assert store.read(ONE, QueueOffset(40), bytes_max=1, count_max=1) is None
+
+
+def test_a_topic_made_again_is_a_fall(node: FakeNode):
+    node.make(ONE)
+    node.append(ONE)
+    node.checkpoint()
+    clock = ManualClock()
+    with contextlib.closing(open_store(node.path, clock=clock)) as store:
+        follower = store.follow({})
+        follow(follower)
+        node.folder(ONE).rename(node.path / f"one-0.{'0a' * 16}-delete")
+        node.make(ONE, "other")
+        for _ in range(3):
+            node.append(ONE)
+        node.checkpoint()
+        assert [batch.base_offset for batch in follower.poll(1 << 20)] == [10]
+        assert set(follower.take_fallen()) == {ONE}
+        lineage = store.lineage(ONE)
+        assert lineage is not None
+        assert lineage.topic_id == "other"
+        shutil.rmtree(node.folder(ONE))
+        clock.advance(2)
+        assert not follower.poll(1)
+        assert ONE not in store.queues()
+        node.make(ONE, "other")
+        node.checkpoint()
+        follower.poll(1)
+        assert set(follower.take_fallen()) == {ONE}
+
+
+def test_retention_takes_segments_from_under_a_reader(node: FakeNode):
+    node.make(ONE)
+    for _ in range(6):
+        node.append(ONE)
+        node.append(ONE)
+        node.roll(ONE)
+    node.checkpoint()
+    clock = ManualClock()
+    with contextlib.closing(open_store(node.path, clock=clock, files_open_max=1)) as store:
+        follower = store.follow({})
+        first = follower.poll(1)
+        assert [batch.end_offset for batch in first] == [10]
+        segments = node.segments(ONE)
+        for path in segments[:2]:  # the first of them is open
+            path.rename(path.with_name(path.name + ".deleted"))
+        open_still = follower.poll(1)
+        assert [batch.base_offset for batch in open_still] == [10]
+        rest = follow(follower)[ONE]
+        assert (rest.first, rest.end) == (40, 120)
+        assert not rest.holes
+        clock.advance(2)
+        follower.poll(1)
+        assert store.queues()[ONE].min == 40
+        node.write("log-start-offset-checkpoint", {ONE: 55})
+        node.checkpoint()
+        clock.advance(2)
+        follower.poll(1)
+        batch = store.read(ONE, QueueOffset(0), bytes_max=1, count_max=1)
+        assert batch is not None
+        assert (batch.base_offset, batch.end_offset) == (55, 60)
+        assert [line["offset"] for line in lines_of(batch)] == [*range(55, 60)]
+
+
+def test_what_the_cleaner_makes_anew_is_read_anew(node: FakeNode):
+    node.make(ONE)
+    raws = [node.append(ONE) for _ in range(40)]
+    node.roll(ONE)
+    node.append(ONE)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        follower = store.follow({})
+        assert follower.poll(len(raws[0]) * 4)[0].end_offset in range(30, 60)
+        path = node.segments(ONE)[0]
+        new = path.with_name(path.name + ".cleaned")
+        new.write_bytes(b"".join(raws[n] for n in range(40) if n % 3 == 0))
+        path.rename(path.with_name(path.name + ".deleted"))
+        new.rename(path)
+        store.refresh()
+        rest = follow(follower)[ONE]
+        assert rest.end == 410
+        given = {line["offset"] // 10 for line in rest.lines}
+        assert given == {n for n in range(rest.first // 10, 40) if n % 3 == 0} | {40}
+        assert set(rest.holes.values()) == {HoleReason.COMPACTED}
+        assert not follower.take_fallen()
+
+
+def test_a_stopped_node_that_starts_and_crashes(node: FakeNode):
+    node.make(ONE)
+    node.append(ONE)
+    node.checkpoint()
+    node.append(ONE)
+    clock = ManualClock()
+    with contextlib.closing(open_store(node.path, clock=clock)) as store:
+        follower = store.follow({})
+        assert follow(follower)[ONE].end == 10
+        node.crash()
+        clock.advance(2)
+        assert follow(follower)[ONE].end == 20  # as the next start will have it
+        assert not store.identity.is_live
+        node.start()
+        clock.advance(2)
+        assert not follow(follower)
+        assert store.queues()[ONE].end == 20
+        node.append(ONE)
+        node.stop()
+        clock.advance(2)
+        assert follow(follower)[ONE].end == 30
+        assert not follower.take_fallen()
+
+
+def test_a_poll_of_many_idle_partitions_is_a_glance(node: FakeNode, monkeypatch):
+    for number in range(300):
+        node.make(MessageQueue("many", number))
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        follower = store.follow({})
+        follow(follower)
+        calls = []
+        stat = os.stat
+        monkeypatch.setattr(os, "stat", lambda *a, **k: calls.append(a) or stat(*a, **k))
+        assert not follower.poll(1 << 20)
+        assert len(calls) < 5
+        assert follower.is_idle
+
+
+# -- holes, gaps, zeros -----------------------------------------------------------------------------
+
+
+def test_offsets_that_the_cleaner_took_are_holes_and_many_of_them_a_gap(node: FakeNode):
+    node.make(ONE)
+    node.append(ONE)
+    node.append(ONE, skip=HOLES_MAX)
+    node.append(ONE, skip=HOLES_MAX + 1)
+    node.roll(ONE)
+    node.roll(ONE)
+    node.ends[ONE] += 5  # nothing of a segment is left
+    node.roll(ONE)
+    node.append(ONE)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        found = follow_all(store)[ONE]
+        second = 20 + HOLES_MAX
+        assert found.gaps == [(second, second + HOLES_MAX + 1)]
+        end = second + HOLES_MAX + 11
+        assert sorted(found.holes) == [*range(10, 10 + HOLES_MAX), *range(end, end + 5)]
+        assert set(found.holes.values()) == {HoleReason.COMPACTED}
+        assert found.end == end + 15
+        assert len(found.lines) == 40
+        in_gap = store.read(ONE, QueueOffset(second + 7), bytes_max=1, count_max=1)
+        assert in_gap is not None
+        assert in_gap.base_offset == second + 7 or in_gap.base_offset == second + HOLES_MAX + 1
+
+
+@pytest.mark.timeout(60)
+def test_zeros_behind_a_log_are_its_end_however_many(node: FakeNode):
+    node.make(ONE)
+    for _ in range(3):
+        node.append(ONE)
+    os.truncate(node.segments(ONE)[-1], 4 << 30)  # preallocated, and sparse
+    node.checkpoint({ONE: 40})
+    with contextlib.closing(open_store(node.path)) as store:
+        assert follow_all(store)[ONE].end == 30
+        assert store.queues()[ONE].end == 30
+
+
+def test_transactions_open_at_the_log_start_come_from_a_snapshot_and_the_log(node: FakeNode):
+    node.make(ONE)
+    in_transaction = {"attributes": 1 << 4, "producer_epoch": 0}
+    node.append(ONE, producer_id=7, **in_transaction)
+    node.append(ONE, producer_id=8, **in_transaction)
+    node.append(ONE)
+    node.append(ONE, producer_id=9, **in_transaction)
+    node.checkpoint()
+    node.write("log-start-offset-checkpoint", {ONE: 25})
+    with contextlib.closing(open_store(node.path)) as store:
+        lineage = store.lineage(ONE)
+        assert lineage is not None
+        assert lineage.open_at_min == (OpenTransaction(7, 0), OpenTransaction(8, 10))
+        entry = (5).to_bytes(8, "big") + bytes(30) + (3).to_bytes(8, "big")
+        body = (1).to_bytes(4, "big") + entry
+        crc = plain.google_crc32c.value(body).to_bytes(4, "big")
+        snapshot = node.folder(ONE) / f"{10:020d}.snapshot"
+        snapshot.write_bytes(b"\0\1" + crc + body)
+        store.refresh()
+        lineage = store.lineage(ONE)
+        assert lineage is not None
+        assert lineage.open_at_min == (OpenTransaction(5, 3), OpenTransaction(8, 10))
+
+
+# -- damage -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.timeout(60)
+def test_damage_costs_what_is_damaged_and_nothing_is_wrong(node: FakeNode, seed: int):
+    """Records are as written or missing; what is missing is a hole with its bytes, or waits, or an error says so."""
+    rng = random.Random(seed)
+    node.make(ONE)
+    is_cleaned = seed % 3 == 0
+    for n in range(60):
+        node.append(ONE, 1 + n % 6, skip=2 * (n % 5 == 4) if is_cleaned else 0)
+        if n % 17 == 16:
+            node.roll(ONE)
+    node.stop()
+    with contextlib.closing(open_store(node.path)) as store:
+        wanted = {line["offset"]: line for line in follow_all(store)[ONE].lines}
+    path = rng.choice(node.segments(ONE))
+    before = path.read_bytes()
+    data = damaged(rng, bytearray(before))
+    path.write_bytes(data)
+    with contextlib.closing(open_store(node.path)) as store:
+        found = follow_all(store).get(ONE)
+        end = store.queues()[ONE].end
+        assert found is not None
+        assert found.end == end
+        given = {line["offset"]: line for line in found.lines}
+        assert given.items() <= wanted.items() if comparable(before, data) else True
+        lost = {offset for offset in wanted if offset < end} - given.keys()
+        if not is_cleaned:
+            assert lost == found.holes.keys()
+        starts = [offset for offset in sorted(lost) if offset - 1 not in lost]
+        is_cut = len(data) < len(before) and bytes(data) == before[: len(data)]
+        if not is_cut:
+            assert all(found.holes[offset] is HoleReason.DAMAGED for offset in lost)
+            assert bool(starts) == bool(found.quarantined)
+        assert store.report().damaged_records == len(found.quarantined)
+        if end < max(wanted) + 1:
+            assert store.waiting().is_behind_damage
+        assert read_all(store, ONE, bytes_max=500).lines == found.lines
+
+
+def comparable(before: bytes, data: bytes | bytearray) -> bool:
+    return bool(before or data)
+
+
+def damaged(rng: random.Random, data: bytearray) -> bytearray:
+    """One thing that can go wrong with a file."""
+    if not data:
+        return bytearray(rng.randbytes(100))
+    block = walk_batches(bytes(data), 0, len(data), size_max=1 << 27)
+    at = int(rng.choice(block.positions.tolist()))
+    kind = rng.randrange(8)
+    if kind < 3:  # a bit of a header, of what no checksum covers too
+        at += rng.randrange([8, 21, 61][kind])
+        data[at] ^= 1 << rng.randrange(8)
+    elif kind == 3:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == 4:
+        del data[rng.randrange(len(data)) :]
+    elif kind == 5:
+        size = rng.randrange(1, 700)
+        at = rng.randrange(len(data))
+        data[at : at + size] = bytes(len(data[at : at + size]))
+    elif kind == 6:
+        size = rng.randrange(1, 700)
+        at = rng.randrange(len(data))
+        data[at : at + size] = rng.randbytes(len(data[at : at + size]))
+    else:
+        at = rng.randrange(len(data))
+        data[at:at] = rng.randbytes(rng.randrange(1, 300))
+    return data
+
+
+def test_batches_of_an_old_format_are_refused_by_name(node: FakeNode):
+    node.make(ONE)
+    node.append(ONE)
+    raw = bytearray(node.batch(ONE))
+    raw[16] = 1
+    raw[12:16] = plain.zlib_crc(raw[16:])
+    with node.segments(ONE)[-1].open("ab") as file:
+        file.write(raw)
+    node.append(ONE)
+    node.stop()
+    with contextlib.closing(open_store(node.path)) as store:
+        found = follow_all(store)[ONE]
+        assert sorted(found.holes) == [*range(10, 20)]
+        assert "before Kafka 0.11 (its magic is 1)" in found.quarantined[10]
+        assert any("before Kafka 0.11" in note for note in store.report().notes)
+        assert store.report().damaged_records == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["fifo", "folder", "unreadable"])
+def test_what_is_no_file_is_refused_or_passed_over(node: FakeNode, kind: str):
+    node.make(ONE)
+    node.append(ONE)
+    node.roll(ONE)
+    node.append(ONE)
+    node.stop()
+    names = [path.relative_to(node.path) for path in node.path.rglob("*") if path.is_file()]
+    refused = 0
+    for name in [*names, Path("one-0/00000000000000000000.index"), Path("one-0/x.log")]:
+        copy = Path(shutil.copytree(node.path, node.path.parent / "copy"))
+        path = copy / name
+        path.unlink(missing_ok=True)
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(path)  # a loop
+        said = refusal(copy)
+        assert not said or str(path) in said or "not a log directory" in said
+        refused += bool(said)
+        shutil.rmtree(copy)
+    assert refused >= 3
+
+
+def refusal(path: Path) -> str:
+    """What the refusal of a directory says; empty: there is none."""
+    try:
+        with contextlib.closing(open_store(path)) as store:
+            follow_all(store)
+    except InvalidError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "replication-offset-checkpoint",
+        "log-start-offset-checkpoint",
+        "one-0/leader-epoch-checkpoint",
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_an_error(node: FakeNode, name: str):
+    node.make(ONE)
+    node.append(ONE)
+    node.stop()
+    (node.path / name).write_text("0\n2\none 0 10\n")
+    with pytest.raises(InvalidError, match=name):
+        open_store(node.path)
