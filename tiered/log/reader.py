@@ -166,10 +166,16 @@ class QueueReader:
 
     @classmethod
     def of_incarnation(
-        cls, store: ObjectStore, prefix: str, queue: MessageQueue, incarnation: Incarnation
+        cls,
+        store: ObjectStore,
+        prefix: str,
+        queue: MessageQueue,
+        incarnation: Incarnation,
+        isolation: Isolation | None = None,
     ) -> QueueReader:
         """A reader of one incarnation as it is: what is gone is an ``ObjectNotFoundError``, for the caller to look into."""
-        return cls(store, prefix, QueueCursor(queue, IncarnationView.of(queue, incarnation)))
+        view = IncarnationView.of(queue, incarnation)
+        return cls(store, prefix, QueueCursor(queue, view, isolation=isolation))
 
     @property
     def queue(self) -> MessageQueue:
