@@ -17,7 +17,9 @@ from tiered.format.message_forms import split_batch
 from tiered.format.properties import java_text
 from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import INNER_BATCH
+from tiered.log.messages import kafka_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +106,13 @@ def select_items(
 
     Only items with one of these tag ``codes``, and those of inner batches (whose code says nothing of the messages). The
     test depends on nothing else, and does not raise.
+
+    Raises:
+        DataError: A record is damaged.
+        InvalidError: Records of this store have nothing that the filter could look at.
     """
+    if batch.kind is not RecordKind.ROCKETMQ:
+        return _select_foreign(batch, codes, names, test)
     numbers = np.flatnonzero(batch.sizes > 0)
     block = parse_records(batch.data, batch.positions[numbers], batch.sizes[numbers])
     if not block.is_sound:
@@ -119,6 +127,31 @@ def select_items(
     wanted[at] = _judge_inner(batch, numbers[at], names, test)
     result: npt.NDArray[np.int64] = numbers[wanted]
     return result
+
+
+def _select_foreign(
+    batch: RecordBatch,
+    codes: npt.NDArray[np.int32] | None,
+    names: Sequence[str],
+    test: Callable[[Row], bool],
+) -> npt.NDArray[np.int64]:
+    """Of Kafka's records the headers are the properties."""
+    if codes is not None:
+        what, do = (
+            f"records of {batch.queue} have no tags: they are not RocketMQ's",
+            "leave out the tags",
+        )
+        raise InvalidError(what, do=do)
+    if batch.kind is not RecordKind.KAFKA:
+        raise InvalidError(
+            f"messages of {batch.queue} have no properties", do="leave out the expression"
+        )
+    offsets = [
+        record.offset
+        for record in kafka_records(batch).messages()
+        if test(tuple(map(record.properties.get, names)))
+    ]
+    return np.array(offsets, np.int64) - batch.base_offset
 
 
 def _judge(

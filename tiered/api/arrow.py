@@ -94,12 +94,23 @@ def schema(columns: Sequence[str] | None = None) -> pa.Schema:
     types |= dict.fromkeys(numbers, arrow.int32())
     types["properties"] = arrow.map_(arrow.string(), arrow.string())
     types["body"] = arrow.binary()
-    names = list(COLUMNS if columns is None else columns)
+    return schema_of(types, columns, nullable={"tags", "keys"})
+
+
+def schema_of(
+    types: Mapping[str, pa.DataType], columns: Sequence[str] | None, *, nullable: set[str]
+) -> pa.Schema:
+    """The schema of some columns of ``types``, in their order; None: of all in the order of these.
+
+    Raises:
+        InvalidError: One is not among them, or named twice.
+    """
+    arrow = load_pyarrow()
+    names = list(types if columns is None else columns)
     unknown = [name for name in names if name not in types]
     if unknown or len(set(names)) < len(names):
         what = f"no column {unknown[0]!r}" if unknown else "a column is named twice"
-        raise InvalidError(what, do=f"choose from {', '.join(COLUMNS)}")
-    nullable = {"tags", "keys"}
+        raise InvalidError(what, do=f"choose from {', '.join(types)}")
     return arrow.schema([arrow.field(n, types[n], nullable=n in nullable) for n in names])
 
 

@@ -18,17 +18,24 @@ leader_epoch    int32                                 -1: unknown
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tiered.api.arrow import load_pyarrow, spans_array
+from tiered.api.arrow import ArrowMaker, load_pyarrow, schema_of, spans_array
 from tiered.format.kafka_message import CREATE_TIME, LOG_APPEND_TIME
+from tiered.format.record_kind import RecordKind
+from tiered.log.messages import kafka_records
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
     import pyarrow as pa
 
     from tiered.format.kafka_message import KafkaRecords
+    from tiered.log.decode import TierBatch
 
 KAFKA_COLUMNS: Final = (
     "topic",
@@ -41,6 +48,7 @@ KAFKA_COLUMNS: Final = (
     "headers",
     "leader_epoch",
 )
+"""Every column of Kafka's records, in the order of ``tiered cat``."""
 
 
 def kafka_types() -> dict[str, pa.DataType]:
@@ -55,22 +63,46 @@ def kafka_types() -> dict[str, pa.DataType]:
     return types
 
 
-def kafka_columns(records: KafkaRecords, topic: str, partition: int) -> dict[str, pa.Array]:
-    """Every column of these records, by its name."""
+def kafka_schema(columns: Sequence[str] | None = None) -> pa.Schema:
+    """The schema of some columns, in their order (default: all).
+
+    Raises:
+        InvalidError: There is no such column, or one is named twice.
+    """
+    return schema_of(kafka_types(), columns, nullable={"key", "value"})
+
+
+def kafka_columns(
+    records: KafkaRecords, topic: str, partition: int, names: Sequence[str] = KAFKA_COLUMNS
+) -> dict[str, pa.Array]:
+    """Columns of these records, by their names; what is not asked for costs nothing."""
+    return {name: _column(name, records, topic, partition) for name in names}
+
+
+def _column(name: str, records: KafkaRecords, topic: str, partition: int) -> pa.Array:
     arrow, columns, rows = load_pyarrow(), records.columns, records.rows
-    kinds = arrow.array([CREATE_TIME, LOG_APPEND_TIME], arrow.string())
-    every = (
-        arrow.repeat(arrow.scalar(topic, arrow.string()), len(rows)),
-        arrow.repeat(arrow.scalar(partition, arrow.int32()), len(rows)),
-        arrow.array(records.offsets),
-        arrow.array(columns.timestamps_ms[rows]),
-        kinds.take(arrow.array(records.is_append_time.astype(np.int8))),
-        spans_array(arrow, columns.data, columns.key_starts[rows], columns.key_sizes[rows]),
-        spans_array(arrow, columns.data, columns.value_starts[rows], columns.value_sizes[rows]),
-        _headers(arrow, records),
-        arrow.array(records.leader_epochs.astype(np.int32)),
-    )
-    return dict(zip(KAFKA_COLUMNS, every, strict=True))
+    match name:
+        case "topic":
+            return arrow.repeat(arrow.scalar(topic, arrow.string()), len(rows))
+        case "partition":
+            return arrow.repeat(arrow.scalar(partition, arrow.int32()), len(rows))
+        case "offset":
+            return arrow.array(records.offsets)
+        case "timestamp_ms":
+            return arrow.array(columns.timestamps_ms[rows])
+        case "timestamp_type":
+            kinds = arrow.array([CREATE_TIME, LOG_APPEND_TIME], arrow.string())
+            return kinds.take(arrow.array(records.is_append_time.astype(np.int8)))
+        case "key":
+            starts, sizes = columns.key_starts[rows], columns.key_sizes[rows]
+            return spans_array(arrow, columns.data, starts, sizes)
+        case "value":
+            starts, sizes = columns.value_starts[rows], columns.value_sizes[rows]
+            return spans_array(arrow, columns.data, starts, sizes)
+        case "headers":
+            return _headers(arrow, records)
+        case _:
+            return arrow.array(records.leader_epochs.astype(np.int32))
 
 
 def _headers(arrow: Any, records: KafkaRecords) -> Any:  # noqa: ANN401 (pyarrow has no types)
@@ -86,3 +118,34 @@ def _headers(arrow: Any, records: KafkaRecords) -> Any:  # noqa: ANN401 (pyarrow
     pairs = arrow.StructArray.from_arrays([names, values], ["name", "value"])
     lists = arrow.ListArray.from_arrays(columns.header_starts.astype(np.int32), pairs)
     return lists if len(rows) == len(lists) else lists.take(arrow.array(rows))
+
+
+class AnyArrowMaker:
+    """Makes record batches of messages of any store, in the words of that store. For one thread."""
+
+    def __init__(self, columns: Sequence[str] | None) -> None:
+        """Choose the columns.
+
+        Raises:
+            InvalidError: No store has such columns.
+        """
+        self._columns = columns
+        if columns is None or not set(columns) <= set(KAFKA_COLUMNS):
+            self._usual  # noqa: B018 (it raises)
+
+    @cached_property
+    def _usual(self) -> ArrowMaker:
+        return ArrowMaker(self._columns)
+
+    def make(self, batch: TierBatch, numbers: npt.NDArray[np.int64] | None) -> pa.RecordBatch:
+        """As ``ArrowMaker.make``.
+
+        Raises:
+            InvalidError: Messages of this queue have no such column.
+        """
+        records, queue = batch.records, batch.records.queue
+        if records.kind is not RecordKind.KAFKA:
+            return self._usual.make(batch, numbers)
+        wanted, found = kafka_schema(self._columns), kafka_records(records, numbers)
+        made = kafka_columns(found, queue.topic, queue.queue_id, wanted.names)
+        return load_pyarrow().RecordBatch.from_arrays(list(made.values()), schema=wanted)

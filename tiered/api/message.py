@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.lazy_dataclass import dataclass
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.format.block import bytes_at
 from tiered.format.message_forms import decompress_body, message_json
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
 from tiered.format.record import SYS_FLAG_AT, Record, RecordError, decode_record, offset_msg_id
+from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
-from tiered.log.messages import items
+from tiered.log.messages import items, kafka_records
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from tiered.format.kafka_batch import HeaderField
+    from tiered.format.kafka_message import KafkaRecord
     from tiered.index.lookup import Hit, Lookup
     from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
@@ -195,6 +198,97 @@ class Message:
         )
 
 
+class KafkaMessage(Message):
+    """A record of Kafka's, in its words and in those that all messages share.
+
+    ``queue_id`` is its partition, ``queue_offset`` its offset, ``store_timestamp_ms`` its timestamp, ``body`` its value.
+    ``raw`` is the batch that holds it.
+    """
+
+    __slots__ = ("_kafka",)
+
+    def __init__(  # noqa: PLR0917 (as Message)
+        self,
+        queue: MessageQueue,
+        record: KafkaRecord,
+        size: int,
+        tag_code: int,
+        log_offset: int,
+        data: memoryview,
+        position: int,
+    ) -> None:
+        """Keep a record that is decoded."""
+        super().__init__(
+            queue, record.offset, record.timestamp_ms, size, tag_code, log_offset, data, position
+        )
+        self._kafka = record
+
+    @property
+    def record(self) -> Record:
+        """There is none."""
+        do = "use key, value, headers and the like, or raw: the batch"
+        raise InvalidError(f"{self} is Kafka's, and has no fields of RocketMQ's", do=do)
+
+    @property
+    def key(self) -> bytes | None:
+        """Of the record; None: null."""
+        return self._kafka.key
+
+    @property
+    def value(self) -> bytes | None:
+        """Of the record; None: null, which deletes what its key had."""
+        return self._kafka.value
+
+    @property
+    def headers(self) -> list[HeaderField]:
+        """Names and values in order; a name may come again."""
+        return self._kafka.headers
+
+    @property
+    def timestamp_ms(self) -> int:
+        """UTC; the producer's or the node's, as ``timestamp_type`` says."""
+        return self._kafka.timestamp_ms
+
+    @property
+    def timestamp_type(self) -> str:
+        """``CREATE_TIME`` or ``LOG_APPEND_TIME``."""
+        return self._kafka.timestamp_type
+
+    @property
+    def leader_epoch(self) -> int:
+        """Of the leader that appended it; -1: unknown."""
+        return self._kafka.leader_epoch
+
+    @property
+    def body(self) -> bytes:
+        """The value; empty where that is null."""
+        return self._kafka.value or b""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Headers as text: of a name that comes again the last; null is left out, and what is no UTF-8 replaced."""
+        return self._kafka.properties
+
+    @property
+    def tags(self) -> str | None:
+        """None: Kafka has no tags."""
+        return None
+
+    @property
+    def keys(self) -> str | None:
+        """The key as text, as ``properties`` are; None: null."""
+        return None if self.key is None else self.key.decode("utf-8", "replace")
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as ``tiered cat`` prints it."""
+        return self._kafka.to_json(self.topic, self.queue_id)
+
+    def detached(self) -> KafkaMessage:
+        """The same record with a copy of its own batch."""
+        queue, raw = MessageQueue(self.topic, self.queue_id), memoryview(bytes(self.raw))
+        return KafkaMessage(queue, self._kafka, self.size, self.tag_code, self.log_offset, raw, 0)
+
+
 def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) -> list[Message]:
     """The messages of a batch in order, holes left out.
 
@@ -205,6 +299,8 @@ def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) 
         DataError: A record or inner batch is damaged; nothing of the batch is given out.
     """
     records = batch.records
+    if records.kind is RecordKind.KAFKA:
+        return _kafka_messages(batch, numbers)
     if numbers is None:
         numbers = np.flatnonzero(records.sizes > 0)
     positions = records.positions[numbers]
@@ -222,6 +318,21 @@ def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) 
             positions.tolist(),
             strict=True,
         )
+    ]
+
+
+def _kafka_messages(batch: TierBatch, numbers: npt.NDArray[np.int64] | None) -> list[Message]:
+    records, data = batch.records, memoryview(batch.records.data).cast("B")
+    found = kafka_records(records, numbers)
+    at = found.offsets - records.base_offset
+    columns = (
+        records.sizes[at].tolist(),
+        records.tag_codes[at].tolist(),
+        records.positions[at].tolist(),
+    )
+    return [
+        KafkaMessage(records.queue, record, size, code, batch.log_offset + position, data, position)
+        for record, size, code, position in zip(found.messages(), *columns, strict=True)
     ]
 
 

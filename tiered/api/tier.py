@@ -124,7 +124,8 @@ class Tier(OpenTier):
         """Messages of one queue in order, as Arrow record batches; see ``read``.
 
         Args:
-            columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``). What is left out costs nothing.
+            columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of a queue of Kafka's
+                ``tiered.api.kafka_arrow.KAFKA_COLUMNS``). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -412,15 +413,16 @@ class Choice:
         Raises:
             InvalidError: No such column, or none at all, or pyarrow is not installed; at once.
         """
-        from tiered.api.arrow import ArrowMaker  # noqa: PLC0415 - an optional dependency
+        from tiered.api.kafka_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
 
         if columns is not None and not columns:
             # A batch without columns has no rows: it would look as if there were no messages.
             raise InvalidError("no column is named", do="name one, or leave columns out for all")
-        maker = ArrowMaker(columns)
+        maker = AnyArrowMaker(columns)
         made = (
             maker.make(batch, None if self.wanted is None else self.wanted.select(batch.records))
             for batch in batches
+            if (batch.records.sizes > 0).any()  # holes alone do not say whose words they would have
         )
         return (batch for batch in made if batch.num_rows)
 

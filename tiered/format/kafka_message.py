@@ -81,6 +81,15 @@ class KafkaRecord:
     headers: list[HeaderField]
     leader_epoch: int  # -1: unknown
 
+    @property
+    def properties(self) -> dict[str, str]:
+        """Headers as text: of a name that comes again the last; null is left out, and what is no UTF-8 replaced."""
+        return {
+            name: value.decode("utf-8", "replace")
+            for name, value in self.headers
+            if value is not None
+        }
+
     def to_json(self, topic: str, partition: int) -> dict[str, Any]:
         """In Kafka's words; bytes in base64, null as null."""
         return {
