@@ -345,7 +345,9 @@ class Columns:
             times = np.array([one.time_ms for one in messages], np.int64)
             keys = [_utf8(one.key) or None for one in messages]
             some = self._arrow.array(keys, self._arrow.string())
-            found = {"body": self._arrow.array([one.body for one in messages], self._arrow.binary())}
+            found = {
+                "body": self._arrow.array([one.body for one in messages], self._arrow.binary())
+            }
             found["queue_offset"] = self._arrow.array(given + records.base_offset)
             if self._layout.has_records:
                 found[RECORD] = _batches(self._arrow, records, given)
@@ -364,7 +366,11 @@ class Columns:
         return rows, found.columns.timestamps_ms[found.rows], keys
 
     def _filled(
-        self, found: dict[str, Any], times: npt.NDArray[np.int64], keys: Any, records: RecordBatch  # noqa: ANN401
+        self,
+        found: dict[str, Any],
+        times: npt.NDArray[np.int64],
+        keys: Any,  # noqa: ANN401
+        records: RecordBatch,
     ) -> dict[str, Any]:
         """The columns that every file has; what a store has not is null."""
         arrow, queue, count = self._arrow, self.queue, len(times)

@@ -75,7 +75,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class SourceFixed:
-    """What a broker's store is, if not RocketMQ's, and what of it becomes rows: before any of it is archived, and for good."""
+    """What a broker's store is, if not RocketMQ's, and what of it becomes rows: fixed before any of it is archived."""
 
     cluster: str
     broker: str

@@ -156,8 +156,9 @@ _DICTIONARIES = [
     *("topic", "queue_id", "tag", "born_host", "store_host", "sys_flag", "flag"),
     *("reconsume_times", "prepared_tx_offset", "broker", "incarnation"),
     *("properties.key_value.key",),
+    *("partition", "timestamp_type", "leader_epoch", "headers.list.element.name"),
 ]
-_DIFFERENCES = ("queue_offset", "physical_offset", "born_ts", "store_ts")
+_DIFFERENCES = ("queue_offset", "physical_offset", "born_ts", "store_ts", "offset", "timestamp_ms")
 _KEYS = ("uniq_key", "msg_key", "keys.list.element")
 _ORDER = ("topic", "queue_id", "incarnation", "queue_offset")
 _FALSE_HITS = 0.01
@@ -171,9 +172,10 @@ def proof_of(rows: pa.RecordBatch | pa.Table) -> Proof:
     if (np.diff(offsets) <= 0).any():
         raise _unordered(int(offsets[0]))
     millis = rows["store_ts"].cast(arrow.int64()).to_numpy() // 1000
-    lengths = arrow.compute.sum(arrow.compute.binary_length(rows["body"])).as_py() or 0
+    payload = "value" if "value" in rows.schema.names else "body"
+    lengths = arrow.compute.sum(arrow.compute.binary_length(rows[payload])).as_py() or 0
     times = int(millis.min()), int(millis.max())
-    crcs = int(rows["body_crc"].to_numpy().sum())
+    crcs = int(arrow.compute.sum(rows["body_crc"]).as_py() or 0)
     return Proof(int(offsets[0]), int(offsets[-1]) + 1, len(offsets), *times, crcs, lengths)
 
 
@@ -307,14 +309,16 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
 
     # NaN is in no least or greatest value, and Spark and DuckDB, to which it is the greatest, leave out its rows by these.
     is_floating = load_pyarrow().types.is_floating
+    leaves = dict(_leaves(columns))
+    differences = [name for name in _DIFFERENCES if name in leaves]
     return parquet.ParquetWriter(
         sink,
         columns,
         compression="zstd",
         compression_level=1,
-        use_dictionary=_DICTIONARIES,
-        column_encoding=dict.fromkeys(_DIFFERENCES, "DELTA_BINARY_PACKED"),
-        write_statistics=[path for path, kind in _leaves(columns) if not is_floating(kind)],
+        use_dictionary=[name for name in _DICTIONARIES if name in leaves],
+        column_encoding=dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
+        write_statistics=[path for path, kind in leaves.items() if not is_floating(kind)],
         write_page_index=True,
         write_page_checksum=True,
         bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},

@@ -23,9 +23,9 @@ from tiered.archive.model import (
     Truncation,
     digest_of,
 )
+from tiered.errors import InvalidError
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.parts import AbortedRange, Incarnation, LineageFacts, Parts, Segment, Segments
-from tiered.errors import InvalidError
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
 from tiered.model import LogOffset, QueueOffset
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def has_times(offset_ranges: Sequence[Archived], segment: Segment, start: int, end: int) -> bool:
-    """Whether they are. Of Kafka's nothing can be told: a producer says any time, and the newest of a batch may be hidden."""
+    """Whether they are. Of Kafka's none tells: a producer says any time, and the newest of a batch may be hidden."""
     if any(one.schema == KAFKA_SCHEMA for one in offset_ranges):
         return True
     mine = segment.parts.store_times
@@ -206,7 +206,7 @@ class Plan:
 def isolation_of(
     tier: TierState, place: Place, archive: ArchiveState | None, wish: Isolation | None = None
 ) -> Isolation | None:
-    """With which isolation a broker is read beside an archive: the archive's, else the one that is wished; None: it has none.
+    """The isolation of a broker that is read beside an archive: the archive's, else what is wished; None: it has none.
 
     Raises:
         InvalidError: The archive has another than is wished.
@@ -337,7 +337,9 @@ def _is_whole(
     at = np.minimum(np.searchsorted(low, starts), len(low) - 1)
     is_within = (mins <= first_ms[at]) & (last_ms[at] <= maxs)
     touches = (mins == first_ms[at]) | (maxs == last_ms[at]) | (bad[at] > 0)
-    has_same_times = (first_ms[at] < 0) | (is_within & touches) | (not tells_time)  # see ``has_times``
+    has_same_times = (
+        (first_ms[at] < 0) | (is_within & touches) | (not tells_time)
+    )  # see ``has_times``
     found: npt.NDArray[np.bool_] = (low[at] == starts) & (high[at] == ends) & has_same_times
     return found
 
