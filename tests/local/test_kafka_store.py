@@ -30,7 +30,7 @@ from support.kafka_stores import (
 from tiered.clock import ManualClock
 from tiered.errors import ClosedError, InvalidError
 from tiered.format.kafka_batch import check_batches, decode_records, walk_batches
-from tiered.local.interface import Epoch, HoleReason, OpenTransaction
+from tiered.local.interface import HoleReason, LeaderEpoch, OpenTransaction
 from tiered.local.kafka import HOLES_MAX, is_kafka
 from tiered.model import MessageQueue, QueueOffset
 
@@ -317,7 +317,7 @@ def test_a_truncation_is_a_fall_though_the_log_has_grown_again(node: FakeNode):
         assert {line["leader_epoch"] for line in found[ONE].lines} == {0}
         lineage = store.lineage(ONE)
         assert lineage is not None
-        assert lineage.epochs == (Epoch(0, 0), Epoch(5, 60))
+        assert lineage.epochs == (LeaderEpoch(0, 0), LeaderEpoch(5, 60))
 
 
 def test_an_end_that_falls_is_a_fall(node: FakeNode):
@@ -512,18 +512,18 @@ def test_transactions_open_at_the_log_start_come_from_a_snapshot_and_the_log(nod
     node.checkpoint()
     node.write("log-start-offset-checkpoint", {ONE: 25})
     with contextlib.closing(open_store(node.path)) as store:
-        lineage = store.lineage(ONE)
+        lineage = store.lineage(ONE, QueueOffset(25))
         assert lineage is not None
-        assert lineage.open_at_min == (OpenTransaction(7, 0), OpenTransaction(8, 10))
+        assert lineage.open_transactions == (OpenTransaction(7, 0), OpenTransaction(8, 10))
         entry = (5).to_bytes(8, "big") + bytes(30) + (3).to_bytes(8, "big")
         body = (1).to_bytes(4, "big") + entry
         crc = plain.google_crc32c.value(body).to_bytes(4, "big")
         snapshot = node.folder(ONE) / f"{10:020d}.snapshot"
         snapshot.write_bytes(b"\0\1" + crc + body)
         store.refresh()
-        lineage = store.lineage(ONE)
+        lineage = store.lineage(ONE, QueueOffset(25))
         assert lineage is not None
-        assert lineage.open_at_min == (OpenTransaction(5, 3), OpenTransaction(8, 10))
+        assert lineage.open_transactions == (OpenTransaction(5, 3), OpenTransaction(8, 10))
 
 
 # -- damage -----------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ from tiered.format.kafka_transactions import follow_transactions
 from tiered.format.record_kind import Mark, RecordKind, tag_codes
 from tiered.local.classification import AnomalyCounters, hole_counter
 from tiered.local.interface import (
-    Epoch,
     HoleReason,
+    LeaderEpoch,
     Lineage,
     OpenTransaction,
     Quarantined,
@@ -252,12 +252,12 @@ def _inode(seen: tuple[object, ...]) -> object:
     return stamp[0] if isinstance(stamp, tuple) else None
 
 
-def _epochs(epochs: LeaderEpochs, low: int, end: int) -> Iterator[Epoch]:
+def _epochs(epochs: LeaderEpochs, low: int, end: int) -> Iterator[LeaderEpoch]:
     """The epochs of ``[low, end)``."""
     ends = (*epochs.starts[1:], _FAR)
     for number, start, stop in zip(epochs.epochs, epochs.starts, ends, strict=True):
         if start < end and stop > max(start, low):
-            yield Epoch(number, max(start, low))
+            yield LeaderEpoch(number, max(start, low))
 
 
 class _Window(NamedTuple):
@@ -313,7 +313,6 @@ class KafkaStore:
         self._gone: set[MessageQueue] = set()
         self._falls: dict[MessageQueue, int] = {}
         self._marks: OrderedDict[tuple[MessageQueue, int, int, int], int] = OrderedDict()
-        self._lineages: dict[MessageQueue, tuple[_View, Lineage]] = {}
         self._is_closed = False
         self._cache.stop, go_on = stop, self._cache.stop
         try:
@@ -387,8 +386,8 @@ class KafkaStore:
         found = self._steadily(queue, lambda view: self._offset_by_time(view, timestamp_ms))
         return QueueOffset(found or 0)
 
-    def lineage(self, queue: MessageQueue) -> Lineage | None:
-        return self._steadily(queue, self._lineage)
+    def lineage(self, queue: MessageQueue, at: QueueOffset | None = None) -> Lineage | None:
+        return self._steadily(queue, lambda view: self._lineage(view, at))
 
     def waiting(self) -> Waiting:
         with self._lock:
@@ -506,7 +505,6 @@ class KafkaStore:
 
     def _forget(self, queue: MessageQueue) -> None:
         del self._views[queue]
-        self._lineages.pop(queue, None)
         self._gone.add(queue)
 
     def _look_again(self, queue: MessageQueue) -> _View | None:
@@ -751,23 +749,22 @@ class KafkaStore:
                 return (window.at + int(window.block.positions[at]), first) if is_so else None
         return None
 
-    def _lineage(self, view: _View) -> Lineage:
-        known = self._lineages.get(view.queue)
-        if known is not None and known[0] is view:
-            return known[1]
-        opened: Mapping[int, int] = {}
-        if view.min > 0:
-            start, opened = transactions_before(view.folder, view.min) or (view.bases[0], {})
-            for number in range(max(view.number_of(start), 0), view.number_of(view.min) + 1):
-                place = self._seek(view, number, max(start, view.bases[number]))
-                for window in self._windows(view, number, place, _LOOK_BYTES, view.min):
-                    block = window.block.some(window.block.last_offsets >= start)
-                    opened, _ = follow_transactions(opened, block)
-        transactions = tuple(OpenTransaction(*one) for one in sorted(opened.items()))
+    def _lineage(self, view: _View, at: int | None) -> Lineage:
         epochs = tuple(_epochs(view.epochs, 0, view.end))
-        found = Lineage(view.topic_id, epochs, transactions)
-        self._lineages[view.queue] = view, found
-        return found
+        opened = self._open_at(view, min(at, view.end)) if at else {}
+        transactions = tuple(OpenTransaction(*one) for one in sorted(opened.items()))
+        return Lineage(view.topic_id, epochs, transactions)
+
+    def _open_at(self, view: _View, at: int) -> Mapping[int, int]:
+        """The first offset of each transaction that is open at an offset, by producer: from a snapshot, and a walk."""
+        start, opened = transactions_before(view.folder, at) or (view.bases[0], {})
+        last = max(view.number_of(at), 0)
+        for number in range(max(view.number_of(start), 0), last + 1):
+            place = self._seek(view, number, max(start, view.bases[number]))
+            for window in self._windows(view, number, place, _LOOK_BYTES, at):
+                block = window.block.some(window.block.last_offsets >= start)
+                opened, _ = follow_transactions(opened, block)
+        return opened
 
     def _behind(self, view: _View) -> int:
         """Bytes behind the end, unless they are zeros."""

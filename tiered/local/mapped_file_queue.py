@@ -50,11 +50,11 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno in _NOT_A_FILE:
-            raise _not_regular(path) from error
+            raise not_regular(path) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _not_regular(path)
+        raise not_regular(path)
     return descriptor
 
 
@@ -89,7 +89,8 @@ def open_read_only(path: str) -> int:
     return open_regular(path)
 
 
-def _not_regular(path: str) -> InvalidError:
+def not_regular(path: str) -> InvalidError:
+    """The error to raise for what is no file in the place of one."""
     return InvalidError(
         "not a regular file, but a FIFO, a socket, a device or a directory",
         where=path,

@@ -40,7 +40,8 @@ def open_store(
     if _is_kafka(folders):
         from tiered.local.kafka import KafkaStore  # noqa: PLC0415
 
-        return KafkaStore.open(folders, clock=clock)
+        stop = options.stop if options else lambda: False
+        return KafkaStore.open(*folders, clock=clock, stop=stop)
     if len(folders) > 1:
         raise InvalidError(
             "several directories make one store only where all are log directories of one Kafka node",

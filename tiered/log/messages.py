@@ -107,21 +107,26 @@ class ForeignMessage:
 
 def foreign_messages(records: RecordBatch, wanted: Numbers | None = None) -> list[ForeignMessage]:
     """The messages of a batch of another store's; ``wanted`` as of ``items``. Offsets without a message are passed over."""
-    if records.kind is RecordKind.KAFKA:
-        return _kafka_messages(records, wanted)
-    raise NotImplementedError
+    is_kafka = records.kind is RecordKind.KAFKA
+    return (_kafka_messages if is_kafka else _jmq_messages)(records, wanted)
 
 
 def kafka_records(records: RecordBatch, wanted: Numbers | None = None) -> KafkaRecords:
     """The records of Kafka's batches; ``wanted`` as of ``items``."""
     from tiered.format.kafka_message import records_of  # noqa: PLC0415 (most tiers have none of them)
 
-    numbers = np.flatnonzero(records.sizes > 0) if wanted is None else wanted
-    positions = records.positions[numbers]
-    firsts = numbers[np.append(True, positions[1:] != positions[:-1])[: len(numbers)]]
+    numbers, firsts = _distinct(records, wanted)
     sizes = records.sizes[firsts].astype(np.int64)
     offsets = numbers + records.base_offset
     return records_of(records.data, records.positions[firsts], sizes, offsets)
+
+
+def _distinct(records: RecordBatch, wanted: Numbers | None) -> tuple[Numbers, Numbers]:
+    """The items that are wanted, and of those that share a record the first."""
+    numbers = np.flatnonzero(records.sizes > 0) if wanted is None else wanted
+    positions = records.positions[numbers]
+    is_first = np.append(True, positions[1:] != positions[:-1])[: len(numbers)]
+    return numbers, numbers[is_first]
 
 
 def _kafka_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignMessage]:
@@ -171,6 +176,35 @@ def _formed(
         )
         for item in items(records, wanted)
     ]
+
+
+def _jmq_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignMessage]:
+    from tiered.format import jmq_message as jmq  # noqa: PLC0415 (most tiers have none of them)
+
+    numbers, firsts = _distinct(records, wanted)
+    asked = set((numbers + records.base_offset).tolist())
+    block = jmq.messages_at(records.data, records.positions[firsts])
+    found = []
+    for number in range(len(block)):
+        head = block.headers[number]
+        try:
+            held = jmq.messages_of(block, number, bytes_max=jmq.UNPACKED_BYTES_MAX)
+        except jmq.MessageError as error:
+            raise DataError(
+                f"the message at index {int(head['index'])} is damaged: {error}"
+            ) from error
+        found += [
+            ForeignMessage(
+                one.index - records.base_offset,
+                one.body,
+                int(head["client_time"]) + int(head["store_delta"]),
+                one.business_id,
+                jmq.message_json(records.queue.topic, head, one),
+            )
+            for one in held
+            if one.index in asked
+        ]
+    return found
 
 
 def raw_bytes(records: RecordBatch, numbers: Numbers) -> list[memoryview]:
