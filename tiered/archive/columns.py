@@ -72,7 +72,8 @@ PAYLOAD = "value"
 """The column in which Kafka's rows have what others have as ``body``: it may be null there, which deletes a key, and it is
 the name under which Kafka's people look for it. It is stored once, so ``body`` is null."""
 _OF_KAFKA = [name for name in KAFKA_COLUMNS if name != "topic"]
-_MICROS_MAX = np.iinfo(np.int64).max // 1000
+_MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 to 9999, beyond which tools fail. Kafka's producers may say any time: ``timestamp_ms`` has it."""
 
 
 def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
@@ -388,7 +389,7 @@ class Columns:
             if name in whole:
                 found[name] = arrow.repeat(whole[name], count)
             elif name == "store_ts":
-                micros = np.clip(times, -_MICROS_MAX, _MICROS_MAX) * 1000
+                micros = np.clip(times, _MS_MIN, _MS_MAX) * 1000
                 found[name] = arrow.array(micros).view(field.type)
             elif name == "msg_key":
                 found[name] = keys
