@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import tarfile
 from base64 import b64decode
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +22,19 @@ from support.kafka_tiers import as_dumped
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
+from tiered.api.broker_place import choose_place
 from tiered.api.kafka_arrow import KAFKA_COLUMNS
 from tiered.archive.bodies import BodyLayout
 from tiered.archive.columns import Columns
+from tiered.archive.job import JobContext, run_job
 from tiered.archive.model import ArchiveQueue
 from tiered.archive.tables import read_archive
+from tiered.clock import SystemClock
 from tiered.format.kafka_batch import HEADER_BYTES
 from tiered.format.record_kind import RecordKind, tag_codes
 from tiered.local.interface import HoleReason, RecordBatch
 from tiered.log.decode import TierBatch
+from tiered.log.lineage import Isolation
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -282,4 +287,71 @@ def test_joyqueues_messages(attached: Callable[[str], str], archive_url: str) ->
     rows = made.rows()
     assert {(row["topic"], row["queue_id"], row["queue_offset"]) for row in rows} == known.keys()
     assert len(rows) == len(known)
+    made.run("--verify").good()
+
+
+# -- Spark -----------------------------------------------------------------------------------------
+
+
+def by_spark(frame: Any) -> list[dict[str, Any]]:
+    rows = frame.select(*KAFKA_COLUMNS).toArrow().to_pylist()
+    return sorted(map(as_dumped, rows), key=PLACE)
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("isolation", LEVELS)
+@pytest.mark.parametrize("name", ["k01-basic", "k02-transactions", "k03-compacted-after"])
+def test_spark_finds_it(  # noqa: PLR0917 (fixtures)
+    name: str,
+    isolation: str,
+    attached: Callable[[str], str],
+    archive_url: str,
+    tmp_path: Path,
+    session: Any,
+) -> None:
+    from tiered import spark
+    from tiered.spark.source import register
+
+    register(session)
+    made, wanted = Archive(attached(name), archive_url), consumed(name, isolation)
+    made.run("--isolation", isolation).good()
+    source = session.read.format("tieredmq").option("isolation", isolation)
+    assert by_spark(source.load(made.tier)) == wanted
+    assert by_spark(source.load(archive_url)) == wanted
+    assert by_spark(spark.archive(session, archive_url)) == wanted
+    assert by_spark(spark.tier(session, made.tier, isolation=isolation)) == wanted
+    assert by_spark(spark.messages(session, made.tier, archive=archive_url)) == wanted
+    other = next(level for level in LEVELS if level != isolation)
+    for fails in (
+        lambda: by_spark(source.option("isolation", other).load(archive_url)),
+        lambda: spark.archive(session, archive_url, isolation=other),
+        lambda: spark.messages(session, made.tier, archive=archive_url, isolation=other),
+    ):
+        with pytest.raises(Exception, match=isolation):
+            fails()
+    stream = spark.tier(session, made.tier, is_stream=True, isolation=isolation)
+    stream = stream.select(*KAFKA_COLUMNS).writeStream.format("parquet")
+    stream = stream.option("checkpointLocation", str(tmp_path / "check"))
+    stream.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
+    assert by_spark(session.read.parquet(str(tmp_path / "out"))) == wanted
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_spark_makes_the_same_archive(
+    attached: Callable[[str], str], archive_url: str, session: Any
+) -> None:
+    from tiered.spark.driver import SparkOrder, spark_engine
+
+    name = "k02-transactions"
+    made = Archive(attached(name), archive_url)
+    source, target = open_store(made.tier, S3Options()), open_store(archive_url, S3Options())
+    with closing(source), closing(target):
+        place = choose_place(source, None, None)
+        order = SparkOrder(made.tier, place.prefix, archive_url, S3Options())
+        at = JobContext(source, place, target, target, SystemClock(), random.Random(1))
+        at = replace(at, isolation=Isolation.UNCOMMITTED)
+        assert not run_job(at, spark_engine(session, order)).failed
+    made.check(name, UNCOMMITTED)
     made.run("--verify").good()
