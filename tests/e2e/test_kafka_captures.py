@@ -17,6 +17,8 @@ from support import kafka_batches
 from support.command_line import SMALL, CommandLine, spawn
 from support.kafka_batches import FOLDER
 
+from tiered import open as tier_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -63,7 +65,7 @@ def test_what_was_attached_once_is_what_consumers_got(
     name: str, tiered: CommandLine, tmp_path: Path
 ) -> None:
     store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
-    ran = tiered("attach", store, "--to", url, "--once", "--no-index", "--json")
+    ran = tiered("attach", store, "--to", url, "--once", "--json")
     assert ran.code == (name in WAITS), ran
     assert {row["reason"] for row in ran.document["left_out"]} == {"an internal topic of Kafka"}
     require_same(tiered, url, name)
@@ -78,10 +80,8 @@ def test_merging_packing_and_a_lost_journal_change_nothing(
 ) -> None:
     store, tier = unpacked(name, tmp_path), tmp_path / "tier"
     url = tier.as_uri()
-    ran = tiered(
-        "attach", store, "--to", url, "--once", "--seal", "--merge", "--no-index", *SMALL, "--json"
-    )
-    assert ran.document["merged_bundles"] > 0 or ran.document["size_bytes"] < 150_000
+    ran = tiered("attach", store, "--to", url, "--once", "--seal", "--merge", *SMALL, "--json")
+    assert ran.document["merged_bundles"] > 0 or name != "k01-basic"  # others have too few
     tiered.good("verify", url, "--deep")
     require_same(tiered, url, name)
     for folder in [path for path in tier.rglob("journal") if path.is_dir()]:  # both copies
@@ -96,13 +96,33 @@ def test_killed_and_resumed_it_is_the_same(name: str, tiered: CommandLine, tmp_p
     store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
     rng = random.Random(name)
     for _ in range(4):
-        slowly = ("--max-read-rate", "100KiB", "--no-index", *SMALL)
+        slowly = ("--max-read-rate", "100KiB", *SMALL)
         with spawn("attach", store, "--to", url, "--once", *slowly) as process:
             time.sleep(0.3 + rng.random())
             process.kill()
-    tiered.good("attach", store, "--to", url, "--once", "--no-index", *SMALL)
+    tiered.good("attach", store, "--to", url, "--once", *SMALL)
     tiered.good("verify", url, "--deep")
     require_same(tiered, url, name)
+
+
+@pytest.mark.parametrize("name", ["k01-basic", "k03-compacted-after"])
+def test_times_mean_what_kafka_means(name: str, tiered: CommandLine, tmp_path: Path) -> None:
+    """The first record whose own time is at or after the one that is asked for, however times are ordered."""
+    store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
+    tiered.good("attach", store, "--to", url, "--once", *SMALL)
+    rng = random.Random(name)
+    rows = consumed(name, UNCOMMITTED)
+    with tier_of(url) as tier:
+        for queue in tier.queues():
+            mine = [r for r in rows if (r["topic"], r["partition"]) == tuple(queue)]
+            times = [row["timestamp_ms"] for row in mine]
+            for asked in (0, *rng.sample(times, min(12, len(times))), 1 << 60):
+                late = [r["offset"] for r in mine if r["timestamp_ms"] >= asked]
+                found, wanted = tier.offset_for_time(*queue, asked), late[0] if late else None
+                if found != (tier.bounds(*queue).end if wanted is None else wanted):
+                    # The end of a transaction has a time, too, and Kafka's lookup finds it.
+                    assert wanted is None or found < wanted, (queue, asked)
+                    assert found not in {r["offset"] for r in mine}, (queue, asked)
 
 
 @pytest.mark.parametrize("name", JMQ)

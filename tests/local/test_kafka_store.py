@@ -529,13 +529,16 @@ def test_transactions_open_at_the_log_start_come_from_a_snapshot_and_the_log(nod
 # -- damage -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(150))
+SEEDS = [n if n < 150 else pytest.param(n, marks=pytest.mark.slow) for n in range(3000)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(60)
 def test_damage_costs_what_is_damaged_and_nothing_is_wrong(node: FakeNode, seed: int):
     """Records are as written or missing; what is missing is a hole with its bytes, or waits, or an error says so."""
     rng = random.Random(seed)
     node.make(ONE)
-    is_cleaned = seed % 3 == 0
+    is_cleaned, has_crashed = seed % 3 == 0, seed % 4 == 0
     for n in range(60):
         node.append(ONE, 1 + n % 6, skip=2 * (n % 5 == 4) if is_cleaned else 0)
         if n % 17 == 16:
@@ -543,6 +546,9 @@ def test_damage_costs_what_is_damaged_and_nothing_is_wrong(node: FakeNode, seed:
     node.stop()
     with contextlib.closing(open_store(node.path)) as store:
         wanted = {line["offset"]: line for line in follow_all(store)[ONE].lines}
+    if has_crashed:
+        (node.path / ".kafka_cleanshutdown").unlink()
+        node.write("recovery-point-offset-checkpoint", {ONE: rng.randrange(node.ends[ONE])})
     path = rng.choice(node.segments(ONE))
     before = path.read_bytes()
     data = damaged(rng, bytearray(before))
@@ -550,26 +556,34 @@ def test_damage_costs_what_is_damaged_and_nothing_is_wrong(node: FakeNode, seed:
     with contextlib.closing(open_store(node.path)) as store:
         found = follow_all(store).get(ONE)
         end = store.queues()[ONE].end
-        assert found is not None
-        assert found.end == end
+        assert (0 if found is None else found.end) == end
+        if end < max(wanted) + 1:
+            assert store.waiting().is_behind_damage
+        if found is None or has_moved_into_a_gap(before, data):
+            return
         given = {line["offset"]: line for line in found.lines}
-        assert given.items() <= wanted.items() if comparable(before, data) else True
+        assert given.items() <= wanted.items()
         lost = {offset for offset in wanted if offset < end} - given.keys()
         if not is_cleaned:
             assert lost == found.holes.keys()
-        starts = [offset for offset in sorted(lost) if offset - 1 not in lost]
-        is_cut = len(data) < len(before) and bytes(data) == before[: len(data)]
-        if not is_cut:
+        if (
+            bytes(data) != before[: len(data)]
+        ):  # a file that is cut between two batches tells nothing
             assert all(found.holes[offset] is HoleReason.DAMAGED for offset in lost)
-            assert bool(starts) == bool(found.quarantined)
+            assert bool(lost) == bool(found.quarantined)
         assert store.report().damaged_records == len(found.quarantined)
-        if end < max(wanted) + 1:
-            assert store.waiting().is_behind_damage
         assert read_all(store, ONE, bytes_max=500).lines == found.lines
 
 
-def comparable(before: bytes, data: bytes | bytearray) -> bool:
-    return bool(before or data)
+def has_moved_into_a_gap(before: bytes, data: bytes | bytearray) -> bool:
+    """Whether all is as it may be, but for a base offset, which no checksum covers: nobody can tell, nor can Kafka."""
+    blocks = [walk_batches(raw, 0, len(raw), size_max=1 << 27) for raw in (before, bytes(data))]
+    for block in blocks:
+        check_batches(block, 0)
+    old, new = blocks
+    if new.faults.any() or len(old) != len(new) or (old.sizes != new.sizes).any():
+        return False
+    return bool((old.base_offsets != new.base_offsets).any())
 
 
 def damaged(rng: random.Random, data: bytearray) -> bytearray:

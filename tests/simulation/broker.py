@@ -340,6 +340,10 @@ class Broker(SyntheticStore):
         """Branches in which these records were at their place."""
         return [one for one in self.branches.get(queue, ()) if one.has(offset, records)]
 
+    def is_same(self, tiered: bytes | None, present: bytes | None) -> bool:
+        """Whether what was tiered is what the broker has now."""
+        return tiered == present
+
     def gone_unseen(self, queue: QueueKey, incarnation: ModelIncarnation) -> int:
         """Messages that retention took before they were tiered, of a queue of which the tier and the broker have nothing.
 

@@ -75,7 +75,7 @@ class Bystander(Owner):
         self.ended = False
         self._rng = random.Random(world.rng.getrandbits(64))
         self._clock = SimClock(world.scheduler)
-        self._reader = TierReader(SimStore(self), world.place.prefix)
+        self._reader = TierReader(SimStore(self), world.place.prefix, isolation=None)
         self._fetcher: TieredMessageFetcher | None = None
         if ahead:
             from fetcher.fetcher import TieredMessageFetcher

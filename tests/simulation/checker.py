@@ -18,6 +18,8 @@ from simulation.contents import (
     tag_code,
 )
 from simulation.history import ViolationError, require
+from simulation.kafka_broker import KafkaBroker
+from simulation.kafka_checks import check_lineage, require_said
 from simulation.reclaimer import TTL_S, reclaim_all
 from simulation.repairing import rebuild_all, repair_one
 from simulation.scheduler import START_MS
@@ -64,7 +66,7 @@ def check_end(world: World) -> None:
         world._land(None)
     if world.scheduler.failure is not None:
         raise world.scheduler.failure
-    reader = TierReader(world.memory, world.place.prefix)
+    reader = TierReader(world.memory, world.place.prefix, isolation=None)
     reader.refresh()
     for queue, had in world.broker.branches.items():
         now = world.broker.present(queue)
@@ -76,6 +78,8 @@ def check_end(world: World) -> None:
         if world.is_thorough:
             _check_incarnations(world, reader, queue)
         check_level(world, queue)
+    if isinstance(world.broker, KafkaBroker):
+        check_lineage(world, world.broker)
     _check_expiry(world, reader.state)
     local = world.broker if world.is_thorough else None
     if world.persons:
@@ -208,6 +212,7 @@ def _check_incarnation(what: str, incarnation: Incarnation, known: ModelIncarnat
     require(passes == known.passes, f"I5: {what} has passes {passes}, not {known.passes}")
     cut = (incarnation.cut_at, incarnation.cut_by)
     require(cut == known.cut, f"I12: {what} was truncated at {cut}, not {known.cut}")
+    require_said(what, incarnation.lineage, known.lineage)
 
 
 def _segment(one: product.Segment) -> tuple[Any, ...]:
@@ -290,7 +295,8 @@ def check_level(world: World, key: QueueKey) -> None:
         )
         require(bool(is_there), f"I1: {key} has nothing at {offset}")
     for offset in told:
-        require(incarnation.record(offset) == now.at(offset), f"I3: {key} is not level at {offset}")
+        mine, theirs = incarnation.record(offset), now.at(offset)
+        require(world.broker.is_same(mine, theirs), f"I3: {key} is not level at {offset}")
     if shared and not told and now.end < incarnation.commit:
         return  # nothing to compare, so that a queue made anew looks like a lagging copy: not told until it grows
     if (
@@ -299,7 +305,7 @@ def check_level(world: World, key: QueueKey) -> None:
         has_begun = incarnation.start <= now.min or incarnation.start < incarnation.min
         has_begun |= incarnation.start in world.history.asked.get(key, ())
         require(has_begun, f"I1: {key} has lost its beginning")
-    _check_end(key, incarnation, now)
+    _check_end(world, key, incarnation, now)
     require(
         incarnation.commit >= now.end,
         f"I1: {key} ends at {incarnation.commit}, the broker's at {now.end}",
@@ -328,11 +334,12 @@ def _is_told(mine: bytes | None, theirs: bytes | None) -> bool:
     return not (mine is None or theirs is None or is_hole(mine) or is_hole(theirs))
 
 
-def _check_end(key: QueueKey, incarnation: ModelIncarnation, now: Branch) -> None:
+def _check_end(world: World, key: QueueKey, incarnation: ModelIncarnation, now: Branch) -> None:
     """No hole at the tier's end hides a message that the broker has."""
     for offset in range(incarnation.commit - 1, max(incarnation.min, now.min) - 1, -1):
         mine, theirs = incarnation.record(offset), now.at(offset)
-        if now.end < incarnation.commit or mine is None or (mine == theirs and not is_hole(mine)):
+        is_met = mine is not None and not is_hole(mine) and world.broker.is_same(mine, theirs)
+        if now.end < incarnation.commit or mine is None or is_met:
             return
         if mine == COMPACTED:
             continue

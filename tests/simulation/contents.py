@@ -1,6 +1,7 @@
 """What records and objects say of themselves, read without the product's code.
 
-A record is its bytes; an offset without a message is a *hole*, written as a few bytes that no record can be.
+A record is its bytes; an offset without a message is a *hole*, written as a few bytes that no record can be. Of Kafka the
+record at an offset is the whole batch that covers it (``simulation.kafka_batches``).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zstandard
+from simulation import kafka_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RECORD_BYTES_MIN = 80
+RECORD_BYTES_MIN = 61
 _HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
 """Size, magic, body CRC, queue, flag, queue offset, physical offset, system flag, born, host, stored, host, …, body size."""
 
@@ -76,8 +78,20 @@ def joined(claims: Sequence[Claims]) -> Claims:
     )
 
 
+def bytes_of(records: Sequence[bytes]) -> int:
+    """Bytes of the records at neighbouring offsets, each of which counts once."""
+    found, last = 0, b""
+    for record in records:
+        is_same = record is last or (record == last and kafka_batches.is_batch(record))
+        found += 0 if is_hole(record) or is_same else len(record)
+        last = record
+    return found
+
+
 def store_ms(record: bytes) -> int:
     """When the broker stored it."""
+    if kafka_batches.is_batch(record):
+        return kafka_batches.head_of(record).max_timestamp
     return int(_HEAD.unpack_from(record)[10])
 
 
@@ -85,6 +99,8 @@ def mark_of(record: bytes) -> int:
     """The mark by which it is known again; 0 of a hole."""
     if is_hole(record):
         return 0
+    if kafka_batches.is_batch(record):
+        return kafka_batches.mark_of(record)
     head = _HEAD.unpack_from(record)
     unique = _properties(record).get(b"UNIQ_KEY", b"")
     identity = struct.pack(">qqIi", head[5], head[10], head[2] & 0xFFFF_FFFF, head[14])
@@ -95,6 +111,8 @@ def tag_code(record: bytes) -> int:
     """What the index has to say of its tags: Java's hash of the text; of a hole its reason."""
     if is_hole(record):
         return int(record.rpartition(b" ")[2])
+    if kafka_batches.is_batch(record):
+        return kafka_batches.tag_code(record)
     value = 0
     for (unit,) in struct.iter_unpack(
         ">H", _properties(record).get(b"TAGS", b"").decode().encode("utf-16-be")
@@ -105,6 +123,8 @@ def tag_code(record: bytes) -> int:
 
 def key_of(record: bytes) -> bytes:
     """By which compaction knows what it speaks of; empty: it has none."""
+    if kafka_batches.is_batch(record):
+        return b""
     return _properties(record).get(b"KEYS", b"")
 
 

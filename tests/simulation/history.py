@@ -13,13 +13,13 @@ import struct
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from simulation.contents import (
     COMPACTED,
     GAP,
     bundle,
+    bytes_of,
     claims_of,
     hole,
     is_hole,
@@ -31,6 +31,8 @@ from simulation.contents import (
     tag_code,
 )  # fmt: skip
 from simulation.incarnations import ModelIncarnation, Row
+from simulation.kafka_batches import covers, is_batch
+from simulation.kafka_lineage import Said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -190,6 +192,8 @@ class History:
                 self._expire(entry, action)
             elif what == "index":
                 self._index(action)
+            elif what == "lineage":
+                self._lineage(action)
             else:
                 require(what == "meta", f"history does not know the action {what!r}")
 
@@ -255,15 +259,21 @@ class History:
         """The records of a section; its items have to fit them, tags included (I2)."""
         log, raw = payload(data, one)
         self.met["packed"] += one.stored_bytes < one.records_bytes
-        items = [*_ITEM.iter_unpack(raw)]
         what = f"I2: the items of {one.queue} at {one.queue_offset} in {key} are not those of its records"
-        ends = [*accumulate((size for _, size, _ in items), initial=one.log_offset)]
-        real = [(item, end) for item, end in zip(items, ends, strict=False) if item[1]]
-        require(all(address == end for (address, _, _), end in real), what)
-        require(ends[-1] - one.log_offset == len(log) == one.records_bytes, what)
-        at = -one.log_offset
-        found = [log[at + a : at + a + size] if size else hole(tag) for a, size, tag in items]
-        require([tag for _, _, tag in items] == [*map(tag_code, found)], f"{what}: tags")
+        at, last, found = one.log_offset, (-1, 0), list[bytes]()
+        for offset, (address, size, tag) in enumerate(_ITEM.iter_unpack(raw), one.queue_offset):
+            if not size:
+                found.append(hole(tag))
+            elif (address, size) == last and covers(found[-1], offset):
+                found.append(found[-1])
+            else:
+                require(address == at, what)
+                record = log[at - one.log_offset : at - one.log_offset + size]
+                require(not is_batch(record) or covers(record, offset), what)
+                found.append(record)
+                at, last = at + size, (address, size)
+            require(tag == tag_code(found[-1]), f"{what}: tags")
+        require(at - one.log_offset == len(log) == one.records_bytes, what)
         return found
 
     def _row(self, place: tuple[str, int, int], section: Section) -> Row:
@@ -349,6 +359,7 @@ class History:
         self.met["gap at the beginning"] += start == 0
         incarnation.min = incarnation.min if incarnation.segments else end
         incarnation.commit = end
+        incarnation.lineage = incarnation.lineage and incarnation.lineage.moved(end)
         self.queues.setdefault(queue, [incarnation])
 
     def _truncate(self, action: dict[str, Any]) -> None:
@@ -368,8 +379,9 @@ class History:
         tail, rest = divided
         tail.cut = (end, self.number)
         for row in (*tail.rows, *rest.rows):
-            own = sum(len(raw) for raw in row.records if not is_hole(raw))
-            require(row.log_bytes == own, f"I3: {queue} is cut wrongly at {row.start}")
+            require(
+                row.log_bytes == bytes_of(row.records), f"I3: {queue} is cut wrongly at {row.start}"
+            )
         self.queues[queue][-1:] = [tail, rest]
         courses = self.courses[*queue, incarnation.number]
         courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})
@@ -437,6 +449,14 @@ class History:
             require(is_asked or (len(had) > 1 and differs), what)
         self.queues.setdefault(queue, []).append(ModelIncarnation(number, start, start, start))
         self.courses[*queue, number] = [{}]
+
+    def _lineage(self, action: dict[str, Any]) -> None:
+        incarnation = self._spoken_of(action)
+        if incarnation is None:
+            self.refused += 1
+            return
+        incarnation.lineage = (incarnation.lineage or Said()).grown(action)
+        self.met["lineage"] += 1
 
     def _index(self, action: dict[str, Any]) -> None:
         """An index object is there (I2), and covers nothing that is not committed; what is in it, lookups tell."""

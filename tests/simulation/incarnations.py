@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from simulation.contents import Claims, Section
+    from simulation.kafka_lineage import Said
 
 
 @dataclass
@@ -184,6 +185,7 @@ class ModelIncarnation:
         quarantined: Damaged records that were put aside.
         passes: Of compaction: how far each went, and when.
         cut: Of what was truncated: from which offset on, and by which entry.
+        lineage: What entries have said of where its records come from; None: nothing.
     """
 
     number: int
@@ -197,6 +199,7 @@ class ModelIncarnation:
     quarantined: int = 0
     passes: list[tuple[int, int]] = field(default_factory=list)
     cut: tuple[int, int] = (-1, 0)
+    lineage: Said | None = None
 
     @property
     def rows(self) -> list[Row]:
@@ -262,6 +265,7 @@ class ModelIncarnation:
         )
         passes = [(min(to, end), time_ms) for to, time_ms in self.passes]
         rest = replace(self, commit=end, log_end=log_end, segments=kept, gaps=gaps, passes=passes)
+        rest.lineage = self.lineage and self.lineage.moved(end)
         return tail, rest
 
     def expire(self, low: int, *, with_open: bool) -> list[Segment]:
@@ -272,6 +276,7 @@ class ModelIncarnation:
         begins = kept[0].queue_base if kept else self.commit
         if may and begins == low and self.min < low <= self.commit:
             self.min, self.segments = low, kept
+            self.lineage = self.lineage and self.lineage.expired(low)
             self.gaps = [gap for gap in self.gaps if gap[1] > low]
             return gone
         return []

@@ -99,7 +99,7 @@ def _rebuild(world: World, store: FaultyStore, rng: random.Random) -> None:
     at = Workplace(store, store, world.place, clock, rng)
     apply_rebuild(at, plan, accept_gaps=True)
     world.count("rebuilt")
-    reader = TierReader(store, prefix)
+    reader = TierReader(store, prefix, isolation=None)
     reader.refresh()
     for queue, incarnations in sorted(world.history.queues.items()):
         if incarnations[-1].rows:

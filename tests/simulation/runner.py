@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from simulation.kafka_world import KafkaWorld
 from simulation.world import World
 
 from backends.testing.faulty import Fault
@@ -47,13 +48,17 @@ _FAILED_MAX = 50
 _AT_ONCE = 10
 
 
+KAFKA_FIRST = 1_000_000
+"""From this seed on the queues are partitions of a Kafka node."""
+
+
 def run_world(seed: int) -> World:
     """Run one seed.
 
     Raises:
         ViolationError: An invariant does not hold.
     """
-    world = World(seed)
+    world = KafkaWorld(seed) if seed >= KAFKA_FIRST else World(seed)
     logging.disable(logging.CRITICAL)
     try:
         world.run()

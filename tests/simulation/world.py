@@ -164,6 +164,9 @@ class World:
         met: What happened how often, so that a test can say that the simulation meets what it is made for.
     """
 
+    reads_records = True
+    """The product reads the records themselves, for keys and sizes: RocketMQ's."""
+
     def __init__(self, seed: int) -> None:
         self._seed, self.rng = seed, random.Random(seed)
         rng = self.rng
@@ -173,10 +176,11 @@ class World:
         folds = seed % FOLDS_EVERY == FOLDS_EVERY // 2
         self.ledger = Ledger(CaseFoldingStore(self.memory) if folds else self.memory, self)
         self.faulty = FaultyStore(self.ledger, random.Random(seed + 1))
-        self.broker = Broker(rng, TOPICS_FOLDED if folds else TOPICS, queues=rng.randrange(1, 5))
+        self.broker = self._make_broker(TOPICS_FOLDED if folds else TOPICS, rng.randrange(1, 5))
         self.packs = self.broker.repeats = seed % PACKS_EVERY == PACKS_EVERY - 1
         self._own = self._give_keys(seed)  # (others' draws are theirs alone)
-        self.persons = random.Random(seed + 4) if seed % PERSONS_EVERY == 2 else None
+        has_persons = seed % PERSONS_EVERY == 2 and self.reads_records
+        self.persons = random.Random(seed + 4) if has_persons else None
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
@@ -216,6 +220,9 @@ class World:
         self.scheduler.operate = self._operate
         for name in rng.choice(((), FOREIGN)):
             self.memory.put_if_absent(self.place.prefix + name, b"somebody else's")
+
+    def _make_broker(self, topics: Sequence[str], queues: int) -> Broker:
+        return Broker(self.rng, topics, queues=queues)
 
     @property
     def is_repaired(self) -> bool:
@@ -313,7 +320,7 @@ class World:
         """
         if seed % SETBACKS_EVERY == SETBACKS_EVERY // 2:
             self.broker.setbacks = random.Random(seed + 7)
-        if seed % EDGES_EVERY != EDGES_EVERY // 2:
+        if seed % EDGES_EVERY != EDGES_EVERY // 2 or not self.reads_records:
             return
         self.broker.edges = random.Random(seed + 6)
         self.segment_bytes_max = self.dispatch["segment_bytes_max"] = 2 * EDGE_BYTES
@@ -323,7 +330,7 @@ class World:
 
     def _give_keys(self, seed: int) -> random.Random | None:
         """Where somebody compacts: chance of its own, for that and for keys."""
-        if seed % COMPACTS_EVERY != 1:
+        if seed % COMPACTS_EVERY != 1 or not self.reads_records:
             return None
         self.broker.keys = random.Random(seed + 2)
         return random.Random(seed)

@@ -38,7 +38,7 @@ from tiered.format.block import distinct
 from tiered.format.message_forms import split_batch
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.index.lookup import Wish, has_key
+from tiered.index.lookup import Hit, Wish, has_key
 from tiered.local.residency import Residency
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.broker_tables import read_handover
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from fetcher.statuses import KeyQuery, Policy
     from tiered.api.broker_place import Place
-    from tiered.index.lookup import Hit, Lookup
+    from tiered.index.lookup import Lookup
     from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.broker_tables import Handover
     from tiered.model import MessageQueue
@@ -342,7 +342,8 @@ def _hits_in(batch: RecordBatch, wanted: KeyQuery) -> Iterator[KeyHit]:
 
 
 def _answer(found: Lookup) -> KeyAnswer:
-    return KeyAnswer(tuple(map(_hit, found.hits)), found.is_complete, tuple(found.damaged))
+    hits = tuple(_hit(hit) for hit in found.hits if isinstance(hit, Hit))
+    return KeyAnswer(hits, found.is_complete, tuple(found.damaged))
 
 
 def _hit(hit: Hit) -> KeyHit:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tiered.format.kafka_batch import HeaderField
     from tiered.format.kafka_message import KafkaRecord
-    from tiered.index.lookup import Hit, Lookup
+    from tiered.index.lookup import AnyHit, Lookup
     from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
 
@@ -363,10 +363,14 @@ def _inner(batch: TierBatch, numbers: npt.NDArray[np.int64]) -> list[Message]:
     ]
 
 
-def message_of_hit(hit: Hit) -> Message:
-    """A message that was found by key; ``raw`` is made anew of its fields."""
+def message_of_hit(hit: AnyHit) -> Message:
+    """A message that was found by key; ``raw`` is made anew of its fields where it is RocketMQ's."""
     from tiered.format.record import encode_record  # noqa: PLC0415 - only queries need it
+    from tiered.index.lookup import ForeignHit, Hit  # noqa: PLC0415
 
+    if isinstance(hit, ForeignHit):
+        return messages_of(hit.batch)[0]
+    assert isinstance(hit, Hit)
     return Message(
         hit.queue,
         hit.queue_offset,

@@ -435,7 +435,7 @@ class Printer:
                 _text_line(
                     one.time_ms,
                     f"{queue.topic}/{queue.queue_id}@{base + one.number}",
-                    [f"key={one.key}"] if one.key else [],
+                    [f"key={one.key.decode('utf-8', 'backslashreplace')}"] if one.key else [],
                     one.body,
                 )
                 for one in found

@@ -56,6 +56,11 @@ class DemoOptions:
         default_text="a new temporary one",
     )
     messages: int = option("messages to store", kinds.COUNT, default=10_000)
+    source: str = option(
+        "whose store it is: one that is made here, or a captured log directory of a Kafka node",
+        kinds.one_of("NAME", "rocketmq", "kafka"),
+        default="rocketmq",
+    )
 
 
 @command("demo", DemoOptions)
@@ -65,10 +70,13 @@ def run(call: Call, options: DemoOptions) -> int:
     Examples:
         tiered demo
         tiered demo --dir /tmp/tiered-demo --messages 1000 --json
+        tiered demo --source kafka
     """
     folder = prepare(options.dir)
     store, tier = folder / "store", folder / "tier"
     url = tier.as_uri()
+    if options.source == "kafka":
+        return run_kafka(call, folder)
     with call.progress("demo", "making a store") as progress:
         made = make(call, store, options.messages)
         progress.tell("tiering it")
@@ -93,6 +101,67 @@ def run(call: Call, options: DemoOptions) -> int:
     (folder / MARK).write_text(fingerprint(folder))
     show(call, document, lines=story(document))
     return DONE if document["is_well"] else NEEDS_A_PERSON
+
+
+def run_kafka(call: Call, folder: Path) -> int:
+    """The story of a Kafka node that is stopped: two partitions with transactions, of which one was never ended."""
+    import tarfile
+
+    store, url = folder / "store", (folder / "tier").as_uri()
+    with tarfile.open(Path(__file__).with_name("demo_kafka.tar.gz")) as archive:
+        archive.extractall(store, filter="data")
+    tiered = tier_all(call, store, url)
+    read = {
+        level: count_records(call, url, level) for level in ("read_uncommitted", "read_committed")
+    }
+    verified = verify(call, url, store)
+    document = {
+        "format": 1,
+        "store": str(store),
+        "url": url,
+        "tiered": tiered,
+        "read": read,
+        "verified": verified,
+        "is_well": bool(tiered["is_complete"] and verified["is_clean"])
+        and read["read_uncommitted"] > read["read_committed"] > 0,
+    }
+    (folder / MARK).write_text(fingerprint(folder))
+    show(call, document, lines=kafka_story(document))
+    return DONE if document["is_well"] else NEEDS_A_PERSON
+
+
+def count_records(call: Call, url: str, isolation: str) -> int:
+    """How many records a consumer of this isolation would be given."""
+    tier = call.tier(url, isolation=isolation)
+    return sum(1 for topic in tier.topics() for _ in tier.read_topic(topic))
+
+
+def kafka_story(document: dict[str, Any]) -> list[str]:
+    """What was done, and what to try next."""
+    from shlex import quote
+
+    tiered, read, checked = (document[name] for name in ("tiered", "read", "verified"))
+    store, url, program = quote(document["store"]), document["url"], started_as()
+    return [
+        f"1. Unpacked the log directory of a Kafka node: {store}",
+        (
+            f"2. Tiered it, as `tiered attach --once --seal` does: {counted(tiered['messages'], 'offset')},"
+            f" {format_size(tiered['size_bytes'])} of batches as they are: {url}"
+        ),
+        (
+            f"3. Read it back: {counted(read['read_uncommitted'], 'record')} were written, and"
+            f" {read['read_committed']:,} are committed; the rest was aborted, or stands behind a transaction that is open"
+        ),
+        (
+            f"4. Verified every byte, and held {counted(checked['compared_messages'], 'offset')} against the store:"
+            f" {counted(checked['problem_count'], 'problem')}."
+        ),
+        "",
+        "Try next:",
+        f"  {program} cat {url} txn --count 3",
+        f"  {program} cat {url} txn --count 3 --isolation read_uncommitted",
+        f"  {program} attach {store} --to {url} --once",
+    ]
 
 
 def prepare(asked: str | None) -> Path:

@@ -9,14 +9,14 @@ from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, option, required
+from tiered.cli.options import ISOLATION_HELP, argument, flag, option, required
 from tiered.cli.values import Moment, counted, few
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.cli.call import Call
-    from tiered.index.lookup import Hit, Lookup, Wish
+    from tiered.index.lookup import AnyHit, Lookup, Wish
 
 
 _SCAN_BYTES = 256 << 20
@@ -45,6 +45,7 @@ class QueryOptions:
         "read so much, at most, of what no index covers yet", kinds.SIZE, default_text="256MiB"
     )
     raw_body: bool = flag("bodies as stored, perhaps compressed")
+    isolation: str = option(ISOLATION_HELP, kinds.ISOLATION, default="read_committed")
 
 
 @command("query", QueryOptions)
@@ -63,7 +64,7 @@ def run(call: Call, options: QueryOptions) -> int:
         if not rows:
             _say_nothing(call, options)
         return DONE
-    tier = call.tier(options.url)
+    tier = call.tier(options.url, isolation=options.isolation)
     wish = read_wish(call, options)
     if not tier.queues(wish.topic):
         raise InvalidError(
@@ -147,9 +148,14 @@ def _print(
     out.flush()
 
 
-def _line(hit: Hit, *, raw_body: bool) -> bytes:
+def _line(hit: AnyHit, *, raw_body: bool) -> bytes:
     from tiered.format.message_forms import message_line
+    from tiered.index.lookup import ForeignHit, Hit
+    from tiered.log.messages import messages_lines
 
+    if isinstance(hit, ForeignHit):
+        return messages_lines(hit.batch.records, None, raw_body=raw_body)[0]
+    assert isinstance(hit, Hit)
     return message_line(
         hit.message,
         tag_code=hit.tag_code,

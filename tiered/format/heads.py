@@ -113,6 +113,19 @@ def fingerprint_of_head(kind: RecordKind, record: Buffer) -> int:
     return zlib_ng.crc32(identity) or 1
 
 
+def is_same_batch(kind: RecordKind, one: Buffer, other: Buffer) -> bool:
+    """Whether both are one batch of Kafka's, whole, of which the cleaner may have taken records in between."""
+    sizes = [memoryview(record).nbytes for record in (one, other)]
+    if kind is not RecordKind.KAFKA or min(sizes) < kafka_batch.HEADER_BYTES:
+        return False
+    at = np.zeros(1, np.int64)
+    for record, size in zip((one, other), sizes, strict=True):
+        is_sound = heads_of(kind, record, at, np.array([size])).is_sound.all()
+        if not (is_sound and are_whole(kind, record, at, np.array([size])).all()):
+            return False
+    return fingerprint_of_head(kind, one) == fingerprint_of_head(kind, other)
+
+
 def first_since(  # noqa: PLR0917 (where it lies, and what is wanted)
     kind: RecordKind, data: Buffer, position: int, size: int, time_ms: int, low: int
 ) -> int | None:

@@ -3,7 +3,8 @@
 A message has the keys of its ``KEYS`` property (separated by blanks) and its ``UNIQ_KEY``
 (``tiered.format.property_columns``).
 
-Records that hold inner batches are taken one by one: keys are those of their inner messages.
+Records that hold inner batches are taken one by one: keys are those of their inner messages. Of Kafka's records the key is
+the key, unless that is empty.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from tiered.format.index_object import ITEM, ITEM_BYTES, Items
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import RecordError, decode_record
+from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import INNER_BATCH
+from tiered.log.lineage import hidden
+from tiered.log.messages import kafka_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -223,6 +227,9 @@ def extract_keys(batch: RecordBatch, seed: int, log_offset: int = 0) -> Iterator
         log_offset: Of the first byte of the batch's data; 0: places in the data are found.
     """
     start = batch.base_offset
+    if batch.kind is RecordKind.KAFKA:
+        yield _of_kafka(hidden(batch, None), seed, log_offset)
+        return
     if batch.properties_sizes is not None:
         for begin in range(0, batch.count, CHUNK_RECORDS):
             records = _known(batch, begin, seed, log_offset)
@@ -353,6 +360,18 @@ def _keys(records: _Records, hashes: Hashes, owners: Indices, start: int) -> Key
     items = records.items.view(_ROW)[owners].view(ITEM)
     items["hash_low"] = hashes.astype(np.uint32)
     return Keys(hashes, items, start)
+
+
+def _of_kafka(batch: RecordBatch, seed: int, log_offset: int) -> Keys:
+    found = kafka_records(batch)
+    columns = found.columns
+    rows = found.rows[columns.key_sizes[found.rows] > 0]
+    hashes = hash_many(columns.data, columns.key_starts[rows], columns.key_sizes[rows], seed)
+    at = columns.offsets[rows] - batch.base_offset
+    places = batch.positions[at] + log_offset, batch.sizes[at]
+    items = _items(*places, columns.timestamps_ms[rows], at)
+    items["hash_low"] = hashes.astype(np.uint32)
+    return Keys(hashes, items, batch.base_offset)
 
 
 def _inner(

@@ -8,7 +8,8 @@ Complete: what no index covers is read from the tier itself, up to ``scan_bytes_
 so (``Lookup.unscanned``). Damage costs what is damaged: the rest is found, and ``Lookup.damaged`` names it.
 
 Exact: items are hints. Each message is held against topic, queue, queue offset, key and time itself; what has expired or
-was truncated since does not come; none comes twice. Incarnations of a queue that are over are asked only on request.
+was truncated since does not come, nor what the tier's isolation hides; none comes twice. Incarnations of a queue that are
+over are asked only on request.
 
 An object that is gone (404): the journal is replayed, and all is asked again.
 
@@ -22,7 +23,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -48,23 +49,26 @@ from tiered.format.message_forms import split_batch
 from tiered.format.object import Trailer, parse_trailer
 from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
 from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
+from tiered.format.record_kind import RecordKind
 from tiered.index.extract import extract_keys, key_hash, topic_seed
+from tiered.log.decode import TierBatch
 from tiered.log.indexed import uncovered
+from tiered.log.messages import foreign_messages
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.sections import read_range
 from tiered.log.state import Gap, TierState
-from tiered.model import QueueOffset
+from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
-    from tiered.log.state import Incarnation, Part
+    from tiered.log.state import Part
     from tiered.model import MessageQueue
 
     Views = dict[tuple[MessageQueue, int], "IndexedIncarnation"]
     from collections.abc import Iterator
 
+    from tiered.log.lineage import Isolation
     from tiered.log.parts import IndexObject, ObjectRange
-    from tiered.log.reader import TierBatch
     from tiered.log.salvage import Salvaged
     from tiered.model import MessageQueue
 
@@ -84,7 +88,7 @@ TIME_MAX: Final = 2**63 - 1
 class Lookup:
     """What was found."""
 
-    hits: list[Hit] = field(default_factory=list)
+    hits: list[AnyHit] = field(default_factory=list)
     """Newest first; of equal store times the greater queue offset first."""
     unscanned: int = 0
     """Messages that are not indexed yet and were not looked at, for the limit; 0: nothing is missing."""
@@ -127,7 +131,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class AnyHit:
     """A message that has the key."""
 
     queue: MessageQueue  # where it is
@@ -135,6 +139,17 @@ class Hit:
     position: int  # its place among those of the queue
     queue_offset: int  # in that incarnation
     store_ms: int  # store time, UTC
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Greater is newer; a total order."""
+        return self.store_ms, self.queue_offset, self.queue.queue_id, self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Hit(AnyHit):
+    """A message of RocketMQ's."""
+
     message: Record  # the message; an inner message as ``split_batch`` gives it
     stored: Record  # the record that holds it
     log_offset: int  # of that record in the tiered commit log
@@ -144,10 +159,12 @@ class Hit:
         """Of its item in the consume queue."""
         return tag_hash(self.stored.properties.get(TAGS))
 
-    @property
-    def order(self) -> tuple[int, int, int, int]:
-        """Greater is newer; a total order."""
-        return self.store_ms, self.queue_offset, self.queue.queue_id, self.position
+
+@dataclass(frozen=True, slots=True)
+class ForeignHit(AnyHit):
+    """A message of another store."""
+
+    batch: TierBatch  # its item alone, and the stored record that holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,22 +182,17 @@ class Candidate:
 class IndexedIncarnation:
     """One incarnation of a queue, for reading single messages. Threads: any."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        prefix: str,
-        queue: MessageQueue,
-        number: int,
-        incarnation: Incarnation,
-    ) -> None:
-        self.queue = queue
+    def __init__(self, store: ObjectStore, prefix: str, number: int, reader: QueueReader) -> None:
+        self.queue = reader.queue
         self.number = number
-        self.incarnation = incarnation
-        self.parts: Sequence[Part] = incarnation.parts()
-        self.reader = QueueReader.of_incarnation(store, prefix, queue, incarnation)
+        self.incarnation = reader.incarnation
+        self.reader = reader
+        self.parts: Sequence[Part] = self.incarnation.parts()
         self._starts = [part.queue_offset for part in self.parts]
         self._store = store
         self._prefix = prefix
+        # Another store's: its messages may be older than what the journal says of the records that hold them.
+        self.is_foreign = self.incarnation.lineage is not None
 
     def part_of(self, offset: int) -> Part | None:
         """The part that has a queue offset; None: none has."""
@@ -188,7 +200,7 @@ class IndexedIncarnation:
         part = self.parts[at] if at >= 0 else None
         return part if part and offset < part.queue_end else None
 
-    def fetch(self, candidate: Candidate, key: str) -> Hit | None:
+    def fetch(self, candidate: Candidate, key: str) -> AnyHit | None:
         """The message, if it is there and has the key.
 
         The item may be older than the truth: the queue may have been truncated, and other messages may stand there
@@ -197,13 +209,61 @@ class IndexedIncarnation:
         Raises:
             BackendError: It could not be read (``ObjectNotFoundError``: the journal is to be replayed).
         """
-        part = self.part_of(candidate.queue_offset)
-        if part is None:
-            return None  # expired, or truncated, or never there
-        found = self._at_log_offset(part, candidate)
-        if found is None:
-            found = self._by_queue_offset(candidate.queue_offset)
-        return self.hit(*found, candidate.queue_offset, key) if found else None
+        offset = candidate.queue_offset
+        part = self.part_of(offset)
+        if part is None or offset >= self.reader.cursor.end:
+            return None  # expired, or truncated, or never there, or not decided yet
+        stored = None if self.is_foreign else self._at_log_offset(part, candidate)
+        if stored is not None:
+            return self.hit(*stored, offset, key)
+        found = self.reader.read(QueueOffset(offset), count_max=1)
+        if found is None or isinstance(found, Gap) or not found.records.sizes[0]:
+            return None
+        return next(self.hits_in(found, np.zeros(1, np.int64), key), None)
+
+    def hits_in(
+        self, batch: TierBatch, numbers: npt.NDArray[np.int64], key: str
+    ) -> Iterator[AnyHit]:
+        """Those of these items' messages that have the key; the items ascend, and none is a hole."""
+        records = batch.records
+        if records.kind is not RecordKind.ROCKETMQ:
+            yield from self._foreign(batch, numbers, key)
+            return
+        for number, position in zip(
+            numbers.tolist(), records.positions[numbers].tolist(), strict=True
+        ):
+            try:
+                stored = decode_record(records.data, position, check_crc=False)
+            except RecordError as error:
+                raise DataError(f"a record is damaged: {error}", where=str(self.queue)) from error
+            hit = self.hit(stored, batch.log_offset + position, records.base_offset + number, key)
+            if hit:
+                yield hit
+
+    def _foreign(
+        self, batch: TierBatch, numbers: npt.NDArray[np.int64], key: str
+    ) -> Iterator[ForeignHit]:
+        raw: tuple[int, bytes] = -1, b""  # where it begins; those that share one keep it once
+        records, wanted = batch.records, key.encode("utf-8", "surrogateescape")
+        for one in foreign_messages(records, numbers):
+            if one.key == wanted:
+                alone = slice(one.number, one.number + 1)
+                at, size = int(records.positions[one.number]), int(records.sizes[one.number])
+                if raw[0] != at:
+                    raw = at, bytes(memoryview(records.data).cast("B")[at : at + size])
+                mine = replace(
+                    records,
+                    base_offset=QueueOffset(records.base_offset + one.number),
+                    data=raw[1],
+                    positions=np.zeros(1, np.int64),
+                    sizes=records.sizes[alone],
+                    tag_codes=records.tag_codes[alone],
+                    store_timestamps_ms=records.store_timestamps_ms[alone],
+                    physical_offsets=records.physical_offsets[alone],
+                )
+                place = self.incarnation.number, self.number, int(mine.base_offset)
+                log_offset = LogOffset(batch.log_offset + at)
+                yield ForeignHit(self.queue, *place, one.time_ms, TierBatch(mine, log_offset))
 
     def hit(self, stored: Record, log_offset: int, offset: int, key: str) -> Hit | None:
         """The message of a record at a queue offset, if it has the key."""
@@ -236,24 +296,14 @@ class IndexedIncarnation:
         is_there = mine and _holds(stored, candidate.queue_offset)
         return (stored, start) if is_there else None
 
-    def _by_queue_offset(self, offset: int) -> tuple[Record, int] | None:
-        found = self.reader.read(QueueOffset(offset), count_max=1)
-        if found is None or isinstance(found, Gap) or not found.records.sizes[0]:
-            return None
-        position = int(found.records.positions[0])
-        try:
-            stored = decode_record(found.records.data, position, check_crc=False)
-        except RecordError as error:
-            raise DataError(f"a record is damaged: {error}", where=str(self.queue)) from error
-        return stored, found.log_offset + position
-
 
 class IncarnationViews:
     """Incarnations of queues by topic, made once for a state: a long incarnation has many parts. Threads: any."""
 
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, isolation: Isolation | None) -> None:
         self._store = store
         self._prefix = prefix
+        self._isolation = isolation
         self._held: tuple[TierState | None, dict[str, Views]] = (None, {})
 
     def of(self, state: TierState, topic: str) -> Views:
@@ -265,7 +315,12 @@ class IncarnationViews:
         if found is None:
             found = held[1][topic] = {
                 (queue, number): IndexedIncarnation(
-                    self._store, self._prefix, queue, number, incarnation
+                    self._store,
+                    self._prefix,
+                    number,
+                    QueueReader.of_incarnation(
+                        self._store, self._prefix, queue, incarnation, self._isolation
+                    ),
                 )
                 for queue, incarnations in state.queues.items()
                 if queue.topic == topic
@@ -295,7 +350,7 @@ def _holds(stored: Record, offset: int) -> bool:
 RUN_ITEMS: Final = 2048
 """Items read at once of a key that has more (64 KiB)."""
 Spread = Callable[
-    [Callable[[Candidate], "Hit | None"], Sequence[Candidate]], Iterable["Hit | None"]
+    [Callable[[Candidate], "AnyHit | None"], Sequence[Candidate]], Iterable["AnyHit | None"]
 ]
 """``map``, or that of an executor."""
 
@@ -330,7 +385,7 @@ class Search:
         self._wish = wish
         self._gone_is_damage = gone_is_damage
         self._hash = key_hash(wish.topic, wish.key)
-        self._hits: dict[tuple[MessageQueue, int, int], Hit] = {}
+        self._hits: dict[tuple[MessageQueue, int, int], AnyHit] = {}
         self._found = Lookup()
         self._scan_left = wish.scan_bytes_max
         self._views = {
@@ -445,14 +500,14 @@ class Search:
                     int(item["store_ms"]),
                 )
 
-    def _fetch(self, candidate: Candidate) -> Hit | None:
-        found: list[Hit | None] = []
+    def _fetch(self, candidate: Candidate) -> AnyHit | None:
+        found: list[AnyHit | None] = []
         with self._noting(lambda: 1):
             view = self._views[candidate.queue, candidate.position]
             found.append(view.fetch(candidate, self._wish.key))
         return found[0] if found else None
 
-    def _keep(self, hit: Hit) -> None:
+    def _keep(self, hit: AnyHit) -> None:
         if self._wish.from_ms <= hit.store_ms < self._wish.until_ms:
             self._hits[hit.queue, hit.position, hit.queue_offset] = hit
 
@@ -462,9 +517,11 @@ class Search:
         for view in self._views.values():
             for start, end in uncovered(view.incarnation):
                 for part in view.parts:
-                    low, high = max(start, part.queue_offset), min(end, part.queue_end)
-                    timed = part.store_max_ms >= 0
-                    if low < high and timed and self._wish.wants(part.store_min_ms, part.store_max_ms):  # fmt: skip
+                    low = max(start, part.queue_offset)
+                    high = min(end, part.queue_end, view.reader.cursor.end)
+                    oldest_ms = -TIME_MAX if view.is_foreign else part.store_min_ms
+                    timed = part.store_max_ms >= 0 or view.is_foreign
+                    if low < high and timed and self._wish.wants(oldest_ms, part.store_max_ms):
                         yield part.store_max_ms, partial(self._scan, view, low, high)
 
     def _scan(self, view: IndexedIncarnation, start: int, end: int) -> None:
@@ -491,13 +548,12 @@ class Search:
         data = batch.records.data
         self._scan_left -= memoryview(data).nbytes
         for keys in extract_keys(batch.records, topic_seed(self._wish.topic)):
-            mine = np.flatnonzero(keys.hashes == np.uint64(self._hash))
-            places = keys.items["log_offset"][mine].tolist(), keys.queue_offsets[mine].tolist()
-            for position, offset in zip(*places, strict=True):
-                stored = decode_record(data, position, check_crc=False)
-                with self._noting(lambda: 1):
-                    hit = view.hit(stored, batch.log_offset + position, offset, self._wish.key)
-                    if hit:
+            mine = np.unique(keys.items["queue_offset"][keys.hashes == np.uint64(self._hash)])
+            numbers = mine.astype(np.int64)
+            # Those of another store's are decoded together: many may share a stored record.
+            for some in [numbers] if view.is_foreign else numbers.reshape(-1, 1):
+                with self._noting(partial(len, some)):
+                    for hit in view.hits_in(batch, some, self._wish.key):
                         self._keep(hit)
 
 
@@ -643,7 +699,16 @@ def _damaged(what: str, where: str) -> DataError:
 # -- reader ------------------------------------------------------------------------------------------
 
 
-__all__ = ["COUNT", "SCAN_BYTES_MAX", "Hit", "IndexReader", "Lookup", "Wish"]
+__all__ = [
+    "COUNT",
+    "SCAN_BYTES_MAX",
+    "AnyHit",
+    "ForeignHit",
+    "Hit",
+    "IndexReader",
+    "Lookup",
+    "Wish",
+]
 _REPLAYS_MAX: Final = 4
 
 
@@ -672,8 +737,9 @@ class IndexReader:
         # Its index objects, and the filters in memory.
         self.objects = IndexObjects(store, prefix, filter_bytes_max=filter_bytes_max, tell=tell)
         read_bytes = min(READ_BYTES, filter_bytes_max // 2)
-        self._means = Means(IncarnationViews(store, prefix), self.objects, spread, read_bytes)
         self._journal = journal or TierReader(store, prefix)
+        views = IncarnationViews(store, prefix, self._journal.isolation)
+        self._means = Means(views, self.objects, spread, read_bytes)
 
     def lookup(self, state: TierState, wish: Wish) -> Lookup:
         """Find messages."""

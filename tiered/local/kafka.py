@@ -797,7 +797,8 @@ class KafkaStore:
             said = (
                 f"{name} lies behind a damaged batch ({where}), where the node's start cuts the log"
             )
-            return Waiting(records, size, said, is_behind_damage=True) if records else None
+            records = max(records, view.high - view.end)
+            return Waiting(records, size, said, is_behind_damage=True) if records > 0 else None
         if is_next or view.high <= view.end:
             return Waiting(max(records, 1), size, f"{name} is above the high watermark")
         said = f"{name} is below the high watermark {view.high}, and no sound batch ({where})"

@@ -246,14 +246,15 @@ def recovered_end(
     """
     looked_at = unproven(list(segments), recovery_point)
     end = RecoveredEnd(looked_at[0].base_offset, looked_at[0].base_offset, 0)
-    for segment in looked_at:
+    nexts = [*(segment.base_offset for segment in looked_at[1:]), None]
+    for segment, next_base in zip(looked_at, nexts, strict=True):
         end = RecoveredEnd(max(end.offset, segment.base_offset), segment.base_offset, 0)
         is_cut, size = False, _WINDOW_BYTES
         while not is_cut:
             data = read(segment, end.position, size)
             count = memoryview(data).nbytes
             block = walk_batches(data, 0, count, size_max=BATCH_BYTES_MAX)
-            check_batches(block, segment.base_offset)
+            check_batches(block, segment.base_offset, next_base)
             wrong = (block.faults == BatchFault.CRC) | (block.faults == BatchFault.MAGIC)
             cut = int(block.positions[np.argmax(wrong)]) if wrong.any() else block.end
             sound = block.some((block.positions < cut) & (block.faults == BatchFault.OK))

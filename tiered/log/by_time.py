@@ -173,11 +173,11 @@ class PartTimes:
         self._kind = items.kind
         self._real = np.flatnonzero(items.sizes > 0)
         self._begins = items.log_offsets[self._real] - part.log_offset
-        is_short = items.sizes[self._real] < RECORD_BYTES_MIN
+        is_exact = self._kind is not RecordKind.ROCKETMQ
+        is_short = items.sizes[self._real] < (1 if is_exact else RECORD_BYTES_MIN)
         if is_short.any() or (np.diff(self._begins) < 0).any():
             raise self._damaged("the items of an index are no records in their order")
         self._items: PartItems = items
-        is_exact = self._kind is not RecordKind.ROCKETMQ
         units = self._begins // (EXACT_UNIT_BYTES if is_exact else UNIT_BYTES)
         cuts = np.flatnonzero(np.diff(units)) + 1
         self._cuts: list[int] = [0, *cuts.tolist(), len(self._real)]

@@ -71,6 +71,7 @@ def trim(batch: RecordBatch, start: QueueOffset) -> RecordBatch:
         physical_offsets=batch.physical_offsets[skip:],
         quarantined=[q for q in batch.quarantined if q.queue_offset >= start],
         properties_sizes=None if batch.properties_sizes is None else batch.properties_sizes[skip:],
+        topic_id=batch.topic_id,
     )
 
 

@@ -240,10 +240,13 @@ class QueueCursor:
         incarnation = view.incarnation
         self.history = History(incarnation.number, tails)
         self.start = QueueOffset(max(incarnation.cut_at, 0))
-        self.low, self.end = incarnation.min_offset, incarnation.commit_offset
+        self.low, self.end = incarnation.min_offset, self._end_of(incarnation)
         self._place = HistoryPlace(view, self.start, self.end)
-        if self._isolation is Isolation.COMMITTED and incarnation.lineage:
-            self.end = QueueOffset(max(self.low, stable_end(incarnation)))
+
+    def _end_of(self, incarnation: Incarnation) -> QueueOffset:
+        if self._isolation is Isolation.COMMITTED:
+            return QueueOffset(max(incarnation.min_offset, stable_end(incarnation)))
+        return incarnation.commit_offset
 
     def see(self, batch: TierBatch) -> TierBatch:
         """A batch of this history as its readers see it: what is not for them is holes."""
@@ -336,7 +339,7 @@ class QueueCursor:
         """Go on in what the journal says now, with everything before ``offset`` read: where to read on.
 
         Of what was truncated what came in its place is next, so that offsets come again. A new incarnation is next when
-        all of the old one has been read.
+        all of the old one has been read, but for transactions that nobody will decide any more.
 
         Raises:
             ExpiredError: What would be next has expired.
@@ -345,7 +348,7 @@ class QueueCursor:
         every = self._journal.state.queues.get(self.queue, ())
         incarnations = self._mine(every)
         at = min([offset, *(tail.cut_at for tail in incarnations[self.history.tails : -1])])
-        while at >= incarnations[-1].commit_offset:
+        while at >= self._end_of(incarnations[-1]):
             later = of_incarnation(every, incarnations[-1].number + 1)
             if not later:
                 break

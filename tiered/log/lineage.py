@@ -60,7 +60,9 @@ def grown(
         local: Of the local store, of the same place; None: it does not tell, or is not asked.
     """
     known = before or LineageFacts()
-    topic_id = known.topic_id or (local.topic_id or "" if local else "")
+    # As it was when the first of them was read: by now the store may have another topic.
+    read_of = next((batch.topic_id for batch in batches if batch.topic_id), "")
+    topic_id = known.topic_id or read_of or (local.topic_id or "" if local else "")
     if local is not None and (before is None or not before.is_sure):
         known = replace(known, opened=local.open_transactions)
     epochs, now, aborted = _told(known, batches)
@@ -88,12 +90,15 @@ def _told(
 
 
 def found_in(known: LineageFacts | None, batches: Iterable[RecordBatch]) -> LineageFacts:
-    """What records tell that lie behind those that are known of: how a lost journal learns it again."""
+    """What records tell that lie behind those that are known of: how a lost journal learns it again.
+
+    Not sure: of the topic, and of transactions whose records or ends the tier has not, the local store knows more.
+    """
     before = known or LineageFacts()
     epochs, opened, aborted = _told(before, batches)
     epochs, aborted = [*before.epochs, *epochs], [*before.aborted, *aborted]
     return LineageFacts(
-        before.topic_id, tuple(epochs), opened, is_sure=True, aborted=tuple(aborted)
+        before.topic_id, tuple(epochs), opened, is_sure=False, aborted=tuple(aborted)
     )
 
 

@@ -101,7 +101,7 @@ class ForeignMessage:
     number: int  # of its item in the batch
     body: bytes  # Kafka: the value, empty where that is null
     time_ms: int
-    key: str  # for eyes
+    key: bytes  # Kafka's record key, JoyQueue's business id; empty: none
     json: dict[str, Any]
 
 
@@ -136,11 +136,40 @@ def _kafka_messages(records: RecordBatch, wanted: Numbers | None) -> list[Foreig
             one.offset - base,
             one.value or b"",
             one.timestamp_ms,
-            (one.key or b"").decode("utf-8", "backslashreplace"),
+            one.key or b"",
             one.to_json(queue.topic, queue.queue_id),
         )
         for one in kafka_records(records, wanted).messages()
     ]
+
+
+def _jmq_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignMessage]:
+    from tiered.format import jmq_message as jmq  # noqa: PLC0415 (most tiers have none of them)
+
+    numbers, firsts = _distinct(records, wanted)
+    asked = set((numbers + records.base_offset).tolist())
+    block = jmq.messages_at(records.data, records.positions[firsts])
+    found = []
+    for number in range(len(block)):
+        head = block.headers[number]
+        try:
+            held = jmq.messages_of(block, number, bytes_max=jmq.UNPACKED_BYTES_MAX)
+        except jmq.MessageError as error:
+            raise DataError(
+                f"the message at index {int(head['index'])} is damaged: {error}"
+            ) from error
+        found += [
+            ForeignMessage(
+                one.index - records.base_offset,
+                one.body,
+                int(head["client_time"]) + int(head["store_delta"]),
+                one.business_id.encode("utf-8", "surrogateescape"),
+                jmq.message_json(records.queue.topic, head, one),
+            )
+            for one in held
+            if one.index in asked
+        ]
+    return found
 
 
 class _Form(Protocol[_T_co]):
@@ -176,35 +205,6 @@ def _formed(
         )
         for item in items(records, wanted)
     ]
-
-
-def _jmq_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignMessage]:
-    from tiered.format import jmq_message as jmq  # noqa: PLC0415 (most tiers have none of them)
-
-    numbers, firsts = _distinct(records, wanted)
-    asked = set((numbers + records.base_offset).tolist())
-    block = jmq.messages_at(records.data, records.positions[firsts])
-    found = []
-    for number in range(len(block)):
-        head = block.headers[number]
-        try:
-            held = jmq.messages_of(block, number, bytes_max=jmq.UNPACKED_BYTES_MAX)
-        except jmq.MessageError as error:
-            raise DataError(
-                f"the message at index {int(head['index'])} is damaged: {error}"
-            ) from error
-        found += [
-            ForeignMessage(
-                one.index - records.base_offset,
-                one.body,
-                int(head["client_time"]) + int(head["store_delta"]),
-                one.business_id,
-                jmq.message_json(records.queue.topic, head, one),
-            )
-            for one in held
-            if one.index in asked
-        ]
-    return found
 
 
 def raw_bytes(records: RecordBatch, numbers: Numbers) -> list[memoryview]:

@@ -118,7 +118,9 @@ class StoreComparison:
     """Only in the tier, below the local minimum (all of a queue that is gone locally)."""
     ahead_messages: int = 0
     """Only in the tier, above the local end: the local store lags or has lost its tail."""
-    compacted_messages: int = 0  # only local: compaction took them out of the tier
+    compacted_messages: int = (
+        0  # compaction took them out of the tier, or the cleaner out of the local store
+    )
     waiting_records: int = 0
     """Only local: not proven committed, or behind damage, so nobody compared them."""
 

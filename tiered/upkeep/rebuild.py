@@ -71,7 +71,7 @@ from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
 from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
 from tiered.log.indexed import after_index, index_action
-from tiered.log.lineage import found_in
+from tiered.log.lineage import found_in, moved
 from tiered.log.reader import DAMAGED_OR_GONE, QueueReader
 from tiered.log.rebuilt_state import (
     REBUILT_STRIDE,
@@ -79,7 +79,6 @@ from tiered.log.rebuilt_state import (
     RebuiltState,
     ends_behind,
     expired_behind,
-    known_incarnation,
     not_found,
     propose,
 )
@@ -100,16 +99,17 @@ from tiered.upkeep.workplace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.api.broker_place import Place
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action, Entry
-    from tiered.log.parts import IndexObject, SectionRange, TierState
+    from tiered.log.parts import Incarnation, IndexObject, LineageFacts, SectionRange, TierState
     from tiered.log.rebuilt_state import IncarnationKey
     from tiered.log.salvage import Salvaged
+    from tiered.model import QueueOffset
     from tiered.upkeep.workplace import Workplace
 
 Listed = dict[str, list[Any]]
@@ -322,28 +322,40 @@ def _with_timers(
 
 def _with_lineage(store: ObjectStore, prefix: str, known: TierState, state: TierState) -> TierState:
     """Leaders and transactions of records that tell, found again by reading what lies behind what is known of them."""
-    queues, kind = dict(state.queues), state.store.get("kind")
+    queues = dict(state.queues)
     for queue, incarnations in state.queues.items():
-        if kind == ROCKETMQ:
-            break
         made = []
         for one in incarnations:
-            before = known_incarnation(known, queue, one.number)
-            told = before.lineage if before and before.commit_offset <= one.commit_offset else None
-            low = before.commit_offset if before and told and told.is_sure else one.min_offset
+            told, low = _told_before(known.queues.get(queue, ()), incarnations, one)
             reader = QueueReader.of_incarnation(store, prefix, queue, one)
             batches = reader.past_damage(low, one.commit_offset, _pass, damage=DAMAGED_OR_GONE)
-            records = (batch.records for batch in batches)
-            first = next(records, None)
+            records = (batch.records for batch in batches if batch.records.sizes.any())
+            first = None if state.store.get("kind") == ROCKETMQ else next(records, None)
             if first is not None and first.kind is RecordKind.ROCKETMQ:
-                kind = ROCKETMQ  # so is all of this tier
-                break
-            behind = itertools.chain(() if first is None else (first,), records)
-            facts = found_in(told, behind) if told or first else None
+                return state  # so is all of this tier
+            facts = told if first is None else found_in(told, itertools.chain((first,), records))
             made.append(replace(one, lineage=facts))
-        else:
-            queues[queue] = tuple(made)
+        queues[queue] = tuple(made)
     return replace(state, queues=queues)
+
+
+def _told_before(
+    known: Sequence[Incarnation], incarnations: Sequence[Incarnation], one: Incarnation
+) -> tuple[LineageFacts | None, QueueOffset]:
+    """What the readable journal tells of an incarnation that was found again, and from where on its records have to."""
+    cuts = [
+        {(tail.cut_at, tail.commit_offset) for tail in some if tail.number == one.number}
+        for some in (known, incarnations)
+    ]
+    mine = [had for had in known if had.number == one.number and had.cut_at == one.cut_at]
+    tails = [had for had in mine if had.commit_offset == one.commit_offset]
+    before = next(reversed(tails if one.cut_at >= 0 else mine), None)
+    if before is None or before.lineage is None:
+        return None, one.min_offset
+    is_cut = any(0 <= at < before.commit_offset for at, _ in cuts[1] - cuts[0])
+    if is_cut or before.commit_offset > one.commit_offset or not before.lineage.is_sure:
+        return moved(before.lineage, one.min_offset), one.min_offset
+    return before.lineage, before.commit_offset
 
 
 def _pass(_lost: Salvaged) -> None:
