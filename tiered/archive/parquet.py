@@ -159,6 +159,8 @@ _DICTIONARIES = [
     *("partition", "timestamp_type", "leader_epoch", "headers.list.element.name"),
 ]
 _DIFFERENCES = ("queue_offset", "physical_offset", "born_ts", "store_ts", "offset", "timestamp_ms")
+_WITHOUT_STATISTICS = frozenset(["value", "headers.list.element.value"])
+"""Nobody looks for the least of them, and finding it takes time."""
 _KEYS = ("uniq_key", "msg_key", "keys.list.element")
 _ORDER = ("topic", "queue_id", "incarnation", "queue_offset")
 _FALSE_HITS = 0.01
@@ -318,7 +320,11 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
         compression_level=1,
         use_dictionary=[name for name in _DICTIONARIES if name in leaves],
         column_encoding=dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
-        write_statistics=[path for path, kind in leaves.items() if not is_floating(kind)],
+        write_statistics=[
+            path
+            for path, kind in leaves.items()
+            if not is_floating(kind) and path not in _WITHOUT_STATISTICS
+        ],
         write_page_index=True,
         write_page_checksum=True,
         bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},
