@@ -344,7 +344,7 @@ class Columns:
             messages = foreign_messages(records, numbers)
             given = np.array([one.number for one in messages], np.int64)
             times = np.array([one.time_ms for one in messages], np.int64)
-            keys = [_utf8(one.key) or None for one in messages]
+            keys = [_text(one.key) or None for one in messages]
             some = self._arrow.array(keys, self._arrow.string())
             found = {
                 "body": self._arrow.array([one.body for one in messages], self._arrow.binary())

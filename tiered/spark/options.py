@@ -199,8 +199,8 @@ def require_columns(names: list[str], more: Callable[[], frozenset[str]] | None 
     for name in names:
         if name in known:
             continue
-        meant, more = nearest(name, known, 0.75), sorted(n for n in known if n.startswith(PREFIX))
-        ours = f"columns are {DDL}" + (f", and of bodies {', '.join(more)}" if more else "")
+        meant, some = nearest(name, known, 0.75), sorted(n for n in known if n.startswith(PREFIX))
+        ours = f"columns are {DDL}" + (f", and of bodies {', '.join(some)}" if some else "")
         do = f"did you mean {meant}?" if meant else ours
         raise InvalidError(f"there is no column {name} in what is read", do=do)
 
