@@ -1,5 +1,5 @@
 # What a person or CI does with this checkout; `make help` lists it. Everything goes into .venv and .tools, but for what
-# apt installs and the caches of the oracle and MinIO under ~/.cache. A target whose inputs have not changed does nothing.
+# apt installs and the caches of the oracles and MinIO under ~/.cache. A target whose inputs have not changed does nothing.
 #
 #   PYTHON=...       the interpreter that .venv is made from; else python3 or a newer one by name, 3.11 at least
 #   PYTEST_ARGS=...  more options for pytest, as PYTEST_ARGS="-k journal -x"
@@ -62,7 +62,7 @@ torture: .venv/.installed-test system ## KILLS=500 kills of real processes, at n
 zombies: .venv/.installed-test system ## RUNS=100 writers that sleep past their lease while another works, on a folder and S3 servers
 	@TIERED_ZOMBIE_RUNS=$(or $(RUNS),100) $(PYTEST) tests/torture/test_zombies.py -s -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
-system: ## JDK and Maven (with apt, as root), the RocketMQ oracle, MinIO; says what it has to leave out
+system: ## JDK and Maven (with apt, as root), the RocketMQ and Kafka oracles, MinIO; says what it has to leave out
 	@requirements/system.sh
 
 lint: .venv/.installed-test ## ruff, mypy, import contracts

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the tests want beside Python packages: a JDK with Maven, the RocketMQ oracle built with them, and MinIO.
+# What the tests want beside Python packages: a JDK with Maven, the oracles (RocketMQ, Kafka) built with them, and MinIO.
 #
 #   system.sh         all of it
 #   system.sh minio   MinIO alone
@@ -35,11 +35,15 @@ java() {
     java_ready || { tail -20 $log >&2 && return 1; }
 }
 
-oracle() {
+rocketmq() { build tests/oracle/oracle; }
+
+kafka() { build tests/oracle_kafka/oracle; }
+
+build() {
     local try
     for try in 1 2 3; do # a half-finished download is gone on with
-        tests/oracle/oracle build && return
-        echo "building the oracle failed (try $try of 3)" >&2
+        "$1" build && return
+        echo "building $1 failed (try $try of 3)" >&2
     done
     return 1
 }
@@ -79,7 +83,10 @@ want() { # want FUNCTION WHAT CONSEQUENCE
 
 if [[ ${1:-all} == all ]]; then
     want java "JDK 17 and Maven" "tests marked java and spark"
-    if java_ready; then want oracle "the RocketMQ oracle" "tests marked java"; fi
+    if java_ready; then
+        want rocketmq "the RocketMQ oracle" "tests marked java"
+        want kafka "the Kafka oracle" "tests marked java"
+    fi
 fi
 want minio "MinIO" "tests marked go"
 

@@ -81,14 +81,20 @@ def _block() -> int:
 
 
 class Server:
-    """One server of the oracle in the foreground of a child process."""
+    """One server of an oracle in the foreground of a child process."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        program: Path = ORACLE,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self._log = log
         self._ready = threading.Event()
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [ORACLE, *arguments], stdout=subprocess.PIPE, stderr=out
+                [program, *arguments], stdout=subprocess.PIPE, stderr=out, env=environment
             )
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()

@@ -1,0 +1,211 @@
+"""``tiered attach`` beside a real node of Kafka under producers: transactions, a cleaner at work, crashes of either.
+
+Afterwards the tier holds what consumers of the node get, in both isolations, and the directory is as the node left it.
+
+``TIERED_E2E_REPEAT=10`` runs it that often.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from support import command_line, kafka_node, live, oracle
+from support.live import Attach
+from support.untouched import Watch, entries
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.kafka_node import Node, Producer, Rows
+
+REPEAT = int(os.environ.get("TIERED_E2E_REPEAT", "1"))
+pytestmark = [
+    pytest.mark.java,
+    oracle.needs_java,
+    pytest.mark.timeout(600),
+    pytest.mark.parametrize("turn", range(REPEAT)),
+]
+FOLLOW = ("--freshness", "1s")
+ISOLATIONS = ("read_committed", "read_uncommitted")
+COMPACTED, KEPT = "compacted", ("transactions", "sent-once")
+PARTITIONS = 7
+SOME = 100
+"""Acknowledged records after which a load is surely under way."""
+
+
+@pytest.fixture(params=["4.1.1", pytest.param("3.9.1", marks=pytest.mark.slow)])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    settings = {"replica_high_watermark_checkpoint_interval_ms": 1000}
+    with kafka_node.Node(tmp_path / "logs", request.param, **settings) as running:
+        yield running
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/tier"
+
+
+def load(node: Node, turn: int) -> list[Producer]:
+    """Topics, and producers of some ten seconds, which go on when the node comes back."""
+    node.create("transactions", 3)
+    node.create("sent-once", 2)
+    node.create(COMPACTED, 2, cleanup_policy="compact", min_cleanable_dirty_ratio="1.0")
+    plan = "commit:20,abort:10,commit:5,abort:25"
+    edges = {"headers": 3, "null_keys": 10, "edge": "true", "compression": "zstd"}
+    once = {"idempotent": "true", "compression": "lz4"}
+    keyed = {"keys": 60, "tombstones": 10, "headers": 1}
+    return [
+        node.producing(
+            "transactions", partitions=3, seed=10 * turn, txn_id="a", txn=plan, rounds=20, rate=120
+        ),
+        node.producing(
+            "transactions", partitions=3, seed=10 * turn + 2, count=900, rate=90, **edges
+        ),
+        node.producing("sent-once", partitions=2, seed=10 * turn + 3, count=1500, rate=150, **once),
+        node.producing(COMPACTED, partitions=2, seed=10 * turn + 4, count=2500, rate=250, **keyed),
+    ]
+
+
+def wait_acked(producers: list[Producer], more: int) -> None:
+    """Until each producer was told of so many more records, or has ended."""
+    for producer in producers:
+        wanted = len(producer.acked()) + more
+        until(lambda p=producer, n=wanted: len(p.acked()) >= n or not p.is_running, "a load")
+
+
+def wait_level(node: Node, url: str) -> None:
+    """Until the tier has all that is committed."""
+    ends = {queue: row["high_watermark"] for queue, row in node.offsets().items()}
+    until(lambda: live.commits(url) == ends, f"the tier at {ends}")
+
+
+def tiered(url: str, topic: str, *options: str) -> Rows:
+    """What ``cat`` gives of a topic."""
+    return command_line.here("cat", url, topic, *options).good().rows
+
+
+def check_lines(found: Rows, expected: Rows) -> None:
+    """They are equal; the first that is not is named."""
+    for mine, theirs in zip(found, expected, strict=False):
+        assert mine == theirs
+    assert len(found) == len(expected)
+
+
+def by_place(rows: Rows) -> dict[tuple[int, int], dict[str, object]]:
+    found = {(row["partition"], row["offset"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def check_cleaned(tier: Rows, before: Rows, after: Rows) -> None:
+    """All that consumers get is in the tier, and what the tier has beside it was there before the cleaner came."""
+    held, earlier = by_place(tier), by_place(before)
+    for place, row in by_place(after).items():
+        assert held[place] == row
+    assert len(earlier.keys() - by_place(after).keys()) > 0, "the cleaner has taken nothing"
+    ends: dict[int, int] = {partition: offset + 1 for partition, offset in sorted(earlier)}
+    for (partition, offset), row in held.items():
+        if offset < ends[partition]:
+            assert earlier[partition, offset] == row
+
+
+def places(rows: Rows, topics: tuple[str, ...] = KEPT) -> set[tuple[str, int, int]]:
+    return {(r["topic"], r["partition"], r["offset"]) for r in rows if r["topic"] in topics}
+
+
+def check_equal(url: str, expected: dict[str, Rows], before: Rows) -> None:
+    """The tier against what consumers got, before the cleaner came and in the end."""
+    for isolation, rows in expected.items():
+        level = ("--isolation", isolation)
+        for topic in KEPT:
+            check_lines(tiered(url, topic, *level), [r for r in rows if r["topic"] == topic])
+        after = [row for row in rows if row["topic"] == COMPACTED]
+        check_cleaned(tiered(url, COMPACTED, *level), before, after)
+
+
+def once(node: Node, url: str) -> None:
+    """``attach --once`` beside a node that has ended leaves the directory as it is."""
+    was = entries(node.directory)
+    command_line.program("attach", node.directory, "--to", url, "--once").good()
+    assert entries(node.directory) == was
+
+
+def test_everything_that_consumers_get_is_in_the_tier(
+    node: Node, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    watch = Watch(node.directory, tmp_path / "acts", monkeypatch)
+    log, producers = tmp_path / "attach.log", load(node, turn)
+    with Attach(node.directory, url, log, FOLLOW) as attach:
+        wait_acked(producers, SOME)
+        until(lambda: len(live.commits(url)) == PARTITIONS, "all partitions in the tier")
+        attach.kill()
+    wait_acked(producers, SOME)
+    with Attach(node.directory, url, log, FOLLOW) as attach:
+        before = node.consume(COMPACTED)
+        node.clean(COMPACTED)  # and on it goes
+        node.kill()
+        node.start()
+        acked = [row for producer in producers for row in producer.ended()]
+        left = {"partitions": 3, "seed": 5, "txn_id": "left"}
+        node.produce("transactions", txn="commit:10,open:20", **left)
+        node.produce("transactions", partitions=3, seed=6, count=60)
+        wait_level(node, url)
+        expected = {isolation: node.consume(isolation=isolation) for isolation in ISOLATIONS}
+        said = attach.stop()
+    assert said["is_drained"]
+    assert [said[name] for name in ("quarantined", "gaps", "truncated", "begun_anew")] == [0] * 4
+    assert "WARNING" not in log.read_text()
+    committed, uncommitted = (places(expected[isolation]) for isolation in ISOLATIONS)
+    assert committed < uncommitted
+    assert places(acked) <= uncommitted
+    check_equal(url, expected, before)
+    node.kill()
+    once(node, url)
+    node.start()
+    node.stop()
+    once(node, url)
+    check_equal(url, expected, before)
+    command_line.here("verify", url, "--deep", "--store", node.directory).good()
+    assert watch.acts() == (4, [])
+
+
+def test_logs_that_begin_later_and_a_topic_made_again(
+    node: Node, url: str, tmp_path: Path, turn: int
+) -> None:
+    """What was taken stays when the node drops it; a topic of another id under the same name is another queue."""
+    topics = ("trimmed", "by-size", "again")
+    for topic in topics:
+        node.create(topic)
+    with Attach(node.directory, url, tmp_path / "attach.log", FOLLOW) as attach:
+        for topic in topics:
+            node.produce(topic, seed=turn, count=600)
+        wait_level(node, url)
+        was = node.consume()
+        node.call("delete-records", topic="trimmed", before="0:333")
+        node.call("configure", topic="by-size", config={"retention.bytes": 20_000})
+        node.call("delete-topics", topic="again")
+        node.create("again")
+        for topic in topics:
+            node.produce(topic, seed=turn + 1, count=400)
+        until(lambda: node.offsets()["by-size", 0]["log_start_offset"] > 0, "retention")
+        wait_level(node, url)
+        found = node.consume()
+        said = attach.stop()
+    assert [said[name] for name in ("quarantined", "gaps", "truncated", "begun_anew")] == [
+        0,
+        0,
+        0,
+        1,
+    ]
+    for topic in topics:
+        first, last = ([row for row in rows if row["topic"] == topic] for rows in (was, found))
+        if topic == "again":
+            check_lines(tiered(url, topic, "--incarnation", "0"), first)
+            check_lines(tiered(url, topic), last)
+        else:
+            assert last[0]["offset"] > 0
+            check_lines(tiered(url, topic), first + [row for row in last if row["offset"] >= 600])
