@@ -17,20 +17,27 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support import kafka_batches as plain
+from support.archive_jobs import archive, check, job_context
+from support.archive_jobs import rows as archive_rows
 from support.command_line import here
-from support.kafka_tiers import as_dumped
+from support.kafka_tiers import add_batches, as_dumped, record_batch
+from support.tiers import PLACE as BROKER
+from support.tiers import TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.api.broker_place import choose_place
 from tiered.api.kafka_arrow import KAFKA_COLUMNS
-from tiered.archive.bodies import BodyLayout
+from tiered.archive import archive_proof
+from tiered.archive.archive_proof import ArchiveProof
+from tiered.archive.bodies import PREFIX, BodyColumns, BodyLayout
 from tiered.archive.columns import Columns
 from tiered.archive.job import JobContext, run_job
 from tiered.archive.model import ArchiveQueue
 from tiered.archive.tables import read_archive
 from tiered.clock import SystemClock
-from tiered.format.kafka_batch import HEADER_BYTES
+from tiered.errors import InvalidError
+from tiered.format.kafka_batch import HEADER_BYTES, walk_batches
 from tiered.format.record_kind import RecordKind, tag_codes
 from tiered.local.interface import HoleReason, RecordBatch
 from tiered.log.decode import TierBatch
@@ -264,6 +271,15 @@ def test_a_batch_that_cannot_be_unpacked_costs_itself_alone() -> None:
     assert all("damaged" in one.reason for one in aside)
 
 
+def test_values_become_columns_and_tombstones_are_no_misfits() -> None:
+    body = BodyColumns("json", "n BIGINT")
+    layout = BodyLayout(body, 1, is_kafka=True)
+    made = records((b"a", b'{"n": 1}'), (b"b", None), (b"c", b"no object"), first=0)
+    rows, aside = Columns(ArchiveQueue("c", "b", "t", 0, 0), layout).make(batches(made, counts=[3]))
+    assert [row for some in rows for row in some.column(f"{PREFIX}n").to_pylist()] == [1, None, None]
+    assert [(one.queue_offset, one.has_row) for one in aside] == [(2, True)]
+
+
 def test_what_the_cleaner_took_is_a_hole() -> None:
     made = plain.batch(records((b"k", b"v"), first=0)[HEADER_BYTES:], 1, last_offset_delta=2)
     ((rows,), aside) = columns().make(batches(made, counts=[3]))
@@ -273,6 +289,100 @@ def test_what_the_cleaner_took_is_a_hole() -> None:
         (1, reason, None),
         (2, reason, None),
     ]
+
+
+# -- a queue that grows ----------------------------------------------------------------------------
+
+
+def marker(kind: int, *, first: int, producer: int) -> bytes:
+    """The end of a transaction, of transaction version 2."""
+    key, value = kind.to_bytes(4, "big"), bytes(6)
+    section = plain.section([(0, 0, key, value, ())])
+    return plain.batch(section, 1, base_offset=first, attributes=0x30, producer_id=producer)
+
+
+class Queue:
+    """A queue of Kafka's in a tier, a batch a part and a segment each; and the archive of it."""
+
+    def __init__(self) -> None:
+        self.builder, self.end = TierBuilder(), 0
+        self.builder.say({"do": "meta", "store": {"cluster": "c", "broker": "b", "kind": "kafka"}})
+        self.at = job_context(self.builder.store)
+
+    def add(self, *values: bytes, producer: int = -1, ends: int | None = None) -> None:
+        attributes = 0 if producer < 0 else 0x10
+        pairs = [(at, at, b"k", value, ()) for at, value in enumerate(values)]
+        raw = plain.batch(
+            plain.section(pairs),
+            len(pairs),
+            base_offset=self.end,
+            attributes=attributes,
+            producer_id=producer,
+        )
+        if ends is not None:
+            raw = marker(ends, first=self.end, producer=producer)
+        block = walk_batches(raw, 0, len(raw), size_max=1 << 20)
+        add_batches(self.builder, [record_batch(QUEUE, block, self.end)], roll=bool(self.end))
+        self.end += len(values) or 1
+
+    def archived(self, isolation: Isolation | None = None) -> list[bytes]:
+        """Values of all that is archived, once that is brought up to date."""
+        at = replace(self.at, isolation=isolation)
+        assert not archive(at).failed
+        check(at)
+        found = sorted(archive_rows(at), key=itemgetter("queue_offset"))
+        return [row["value"] for row in found]
+
+
+ABORT, COMMIT = 0, 1
+
+
+@pytest.mark.parametrize("ends", [ABORT, COMMIT])
+def test_what_an_open_transaction_holds_up_comes_once_it_is_decided(ends: int) -> None:
+    queue = Queue()
+    queue.add(b"a", b"b")
+    queue.add(b"of 1", producer=1)
+    queue.add(b"of 2", producer=2)
+    queue.add(b"c")
+    queue.add(producer=2, ends=COMMIT)
+    queue.add(b"d")
+    assert queue.archived() == [b"a", b"b"]
+    queue.add(producer=1, ends=ends)
+    queue.add(b"open")
+    mine = [b"of 1"] if ends == COMMIT else []
+    assert queue.archived() == [b"a", b"b", *mine, b"of 2", b"c", b"d"]
+    queue.add(b"e")
+    with pytest.raises(InvalidError, match="read_committed"):
+        queue.archived(Isolation.UNCOMMITTED)
+
+
+def test_without_isolation_only_the_nodes_own_records_are_left_out() -> None:
+    queue = Queue()
+    queue.add(b"a")
+    queue.add(b"of 1", producer=1)
+    queue.add(producer=1, ends=ABORT)
+    queue.add(b"of 2", producer=2)
+    queue.add(b"open")
+    assert queue.archived(Isolation.UNCOMMITTED) == [b"a", b"of 1", b"of 2"]
+
+
+def test_an_archive_with_holes_that_nothing_explains_proves_nothing() -> None:
+    queue = Queue()
+    queue.add(b"a")
+    queue.add(b"of 1", producer=1)
+    queue.add(producer=1, ends=ABORT)
+    queue.add(b"open")
+    queue.archived()
+    state = read_archive(queue.at.archive)
+    tier = queue.builder.journal.state
+    segments = tier.queues[QUEUE][0].segments[:-1]
+    proof = ArchiveProof(queue.at.tier, BROKER, queue.at.archive, state, "url")
+    assert all(proof.holds(tier, QUEUE, 0, segment) for segment in segments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive_proof, "_EXPLAINED", frozenset[str]())
+        proof = ArchiveProof(queue.at.tier, BROKER, queue.at.archive, state, "url")
+        held = [proof.holds(tier, QUEUE, 0, segment) for segment in segments]
+    assert held == [True, False, False]
 
 
 # -- JoyQueue --------------------------------------------------------------------------------------
