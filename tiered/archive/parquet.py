@@ -55,6 +55,8 @@ class Digest:
     counts: dict[str, int] = field(default_factory=dict)  # values by place
     crcs: dict[str, int] = field(default_factory=dict)
     """By place and kind of what was added up there."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    """Values by place, where all so far are null: many columns are so to their end, and cost nothing then."""
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Add rows behind those so far."""
@@ -65,6 +67,17 @@ class Digest:
                 self._fold(name, column)
 
     def _fold(self, place: str, values: Any) -> None:  # noqa: ANN401 (pyarrow has no types)
+        count, so_far = len(values), self.nulls.get(place, 0)
+        if values.null_count == count and so_far == self.counts.get(place, 0):
+            if count:
+                self.nulls[place] = self.counts[place] = so_far + count
+        elif count:
+            if so_far:
+                self.counts[place] = 0
+                self._fold_values(place, load_pyarrow().nulls(self.nulls.pop(place), values.type))
+            self._fold_values(place, values)
+
+    def _fold_values(self, place: str, values: Any) -> None:  # noqa: ANN401
         kinds, kind = load_pyarrow().types, values.type
         valid = self._take_nulls(place, values)
         if kinds.is_struct(kind):
