@@ -170,6 +170,36 @@ def test_a_damaged_section_costs_its_batch_alone(payloads: list[bytes], data: st
     assert not set(found.batches.tolist()) & found.faults.keys()
 
 
+@given(
+    st.lists(st.tuples(records, st.integers(-1, 1), st.binary(max_size=2)), min_size=1, max_size=9)
+)
+def test_sections_looked_at_together_are_what_each_is_by_itself(
+    some: list[tuple[list[plain.Plain], int, bytes]],
+):
+    raw, sound = b"", True
+    for base, (mine, more, tail) in enumerate(some):
+        payload = plain.section([(n, *rest) for n, (_, *rest) in enumerate(mine)]) + tail
+        raw += plain.batch(payload, len(mine) + more, base_offset=100 * base, last_offset_delta=99)
+        sound &= not more and not tail
+    found = []
+    for together_min in (1, 1 << 30):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kafka_batch, "_TOGETHER_MIN", together_min)
+            columns = records_of(read(raw))
+        found.append(
+            (
+                columns.faults,
+                columns.data,
+                *(
+                    getattr(columns, name).tolist()
+                    for name in ("batches", "offsets", "key_starts", "value_sizes", "header_starts")
+                ),
+            )
+        )
+    assert found[0] == found[1]
+    assert not found[0][0] if sound else True
+
+
 @given(records, st.integers(0, 10**6), st.integers(0, 255))
 def test_columns_are_what_a_plain_reader_finds(some: list[plain.Plain], place: int, byte: int):
     placed = [(n, *rest) for n, (_, *rest) in enumerate(some)]
@@ -279,6 +309,12 @@ def test_nothing_is_unpacked_beyond_a_bound(codec: Codec):
     data = b"ab" * 50_000
     packed = pack(data)
     assert unpack(codec, memoryview(packed), len(data)) == data
+    for count in (1 << 20, (1 << 20) + 1, 3 << 20):
+        long = bytes(range(256)) * (count // 256) + b"a" * (count % 256)
+        assert unpack(codec, pack(long), count) == long
+        assert unpack(codec, pack(long), 1 << 23) == long
+        with pytest.raises(UnpackError):
+            unpack(codec, pack(long), count - 1)
     for wrong, limit in ((packed, len(data) - 1), (packed[:-3], len(data))):
         with pytest.raises(UnpackError):
             unpack(codec, wrong, limit)
