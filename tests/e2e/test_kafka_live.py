@@ -204,8 +204,28 @@ def test_logs_that_begin_later_and_a_topic_made_again(
     for topic in topics:
         first, last = ([row for row in rows if row["topic"] == topic] for rows in (was, found))
         if topic == "again":
-            check_lines(tiered(url, topic, "--incarnation", "0"), first)
+            named = {"incarnation": 0, "is_truncated": False}
+            check_lines(tiered(url, topic, "--incarnation", "0"), [row | named for row in first])
             check_lines(tiered(url, topic), last)
         else:
             assert last[0]["offset"] > 0
             check_lines(tiered(url, topic), first + [row for row in last if row["offset"] >= 600])
+
+
+def test_times_are_found_as_the_node_does(node: Node, url: str, turn: int) -> None:
+    """``--from`` and the node's offsetsForTimes, where times go up and down."""
+    node.create("timed", 2)
+    base, step = 1_700_000_000_000, 500
+    early = {"ts_base": base, "ts_step": step, "ts_jitter": 40 * step}
+    node.produce(
+        "timed", partitions=2, seed=turn, count=1500, compression="lz4", headers=2, **early
+    )
+    times = tuple(base + 7 * step * n + n % 3 for n in range(-10, 230, 13))
+    said = node.call("offsets", time=times)
+    node.kill()
+    command_line.here("attach", node.directory, "--to", url, "--once").good()
+    rows = tiered(url, "timed")
+    for time_ms in times:
+        wanted = {row["partition"]: row[f"from_{time_ms}"] for row in said}
+        expected = [r for r in rows if r["offset"] >= wanted[r["partition"]] >= 0]
+        check_lines(tiered(url, "timed", "--from", str(time_ms)), expected)
