@@ -1,7 +1,8 @@
 """From records to what compaction looks at: rows with the key of each, with NumPy over a whole batch.
 
 The key is the whole value of the ``KEYS`` property, as the broker has it. A name that comes twice: the later value counts,
-an empty one never does (``tiered.format.properties``).
+an empty one never does (``tiered.format.properties``). Of Kafka's records it is the key, also an empty one; a tombstone is a
+record whose value is null, not empty.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from tiered.compaction.newest import Rows
     from tiered.format.block import RecordBlock
+    from tiered.format.kafka_message import KafkaRecords
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
 
@@ -81,6 +83,21 @@ def keyed_block(block: RecordBlock, offsets: Indices, queue: MessageQueue) -> Ro
     columns = PropertyColumns.of(block)
     owners, starts, sizes = columns.texts(KEYS.encode())
     digests = digest_many(columns.text.data, starts, sizes)
+    found["high"][owners], found["low"][owners] = digests[:, 0], digests[:, 1]
+    found["flags"][owners] |= KEYED
+    return found
+
+
+def keyed_kafka(records: KafkaRecords, sizes: Indices) -> Rows:
+    """Rows of records of Kafka's; of the bytes of the batches that hold them, ``sizes``, each has its share."""
+    columns, rows = records.columns, records.rows
+    found = np.zeros(len(rows), ROW)
+    found["offset"], found["time_ms"] = columns.offsets[rows], columns.timestamps_ms[rows]
+    found["size"] = sizes // np.bincount(columns.batches)[columns.batches[rows]]
+    found["flags"] = EMPTY * (columns.value_sizes[rows] < 0)
+    owners = np.flatnonzero(columns.key_sizes[rows] >= 0)
+    mine = rows[owners]
+    digests = digest_many(columns.data, columns.key_starts[mine], columns.key_sizes[mine])
     found["high"][owners], found["low"][owners] = digests[:, 0], digests[:, 1]
     found["flags"][owners] |= KEYED
     return found

@@ -55,8 +55,9 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from backends.lazy_dataclass import dataclass
+from tiered.errors import DataError
 from tiered.format.block import bytes_at
-from tiered.format.unpacking import Codec, UnpackError, unpack
+from tiered.format.unpacking import Codec, UnpackError, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -605,6 +606,39 @@ class _Cursor:
         table = np.concatenate(found, axis=1)
         table = table[:, np.argsort(table[0], kind="stable")]
         return np.append(0, np.cumsum(counts)), (table[1], table[2]), (table[3], table[4])
+
+
+def with_records(block: BatchBlock, number: int, offsets: Longs, *, bytes_max: int) -> bytes:
+    """A batch with only its records of these offsets, as Kafka's cleaner writes it: what says whose it is stays.
+
+    Nothing where it has none of them; the same where all are wanted, or it would not get smaller.
+
+    Raises:
+        DataError: It is damaged, or has more than ``bytes_max`` bytes of records.
+    """
+    start, size = int(block.positions[number]), int(block.sizes[number])
+    raw = bytes(memoryview(block.buffer)[start : start + size])
+    records = decode_records(block, [number], bytes_max=bytes_max)
+    for fault in records.faults.values():
+        raise DataError(f"the batch at offset {block.base_offsets[number]} is damaged: {fault}")
+    wanted = np.isin(records.offsets, offsets)
+    if not wanted.any():
+        return b""
+    if wanted.all():
+        return raw
+    ends = [0]
+    section_bytes = len(records.data) - len(_PADDING)
+    _chain(records.data, 0, section_bytes, len(records), starts=[], ends=ends)
+    kept = [records.data[ends[at] : ends[at + 1]] for at in np.flatnonzero(wanted).tolist()]
+    kind = int(block.headers["attributes"][number]) & CODEC_MASK
+    payload = pack(CODECS[kind], b"".join(kept)) if kind else b"".join(kept)
+    if len(payload) + HEADER_BYTES >= size:
+        return raw
+    head = block.headers[number : number + 1].copy()
+    head["length"] = HEADER_BYTES - LENGTH_FROM + len(payload)
+    head["count"], head["max_timestamp"] = len(kept), records.timestamps_ms[wanted].max()
+    head["crc"] = google_crc32c.value(head.tobytes()[CRC_FROM:] + payload)
+    return head.tobytes() + payload
 
 
 # -- control batches -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Unpacking what producers compressed, with a bound: gzip, zlib, LZ4, zstd, and the forms in which stores hold Snappy.
+"""Unpacking what producers compressed, with a bound, and packing it: gzip, zlib, LZ4, zstd, and forms of Snappy.
 
 A few bytes can claim to be gigabytes, so nothing is unpacked beyond a bound. What is cut short is an error, never a
 shorter answer. Bytes behind the compressed data are ignored, as Java ignores them; frames that follow one another are one.
@@ -54,7 +54,9 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WINDOW: Final = 31  # a window of 32 KiB, and gzip's head around it
 _ZlibError: Final = cast("type[Exception]", zlib_ng.error)  # declared as an instance there
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
-_XERIAL_HEAD_BYTES: Final = 16
+_XERIAL_HEAD: Final = _XERIAL_MAGIC + bytes((0, 0, 0, 1, 0, 0, 0, 1))
+_XERIAL_HEAD_BYTES: Final = len(_XERIAL_HEAD)
+_XERIAL_BLOCK_BYTES: Final = 32 << 10
 _SIZE: Final = Struct(">i")
 _CRC: Final = Struct("<I")
 _CRC_MASK_DELTA: Final = 0xA282_EAD8
@@ -105,6 +107,31 @@ def unpack(codec: Codec, data: Buffer, bytes_max: int) -> bytes:
         MemoryError,
     ) as error:
         raise UnpackError(f"cannot be unpacked: {error}") from error
+
+
+def pack(codec: Codec, data: bytes) -> bytes:
+    """Compress as producers do, in what their own readers take; the same bytes of the same data, with the same libraries.
+
+    Raises:
+        ValueError: Nothing is written with this codec.
+    """
+    match codec:
+        case Codec.GZIP:
+            packer = zlib_ng.compressobj(wbits=_GZIP_WINDOW)
+            return packer.compress(data) + packer.flush()
+        case Codec.LZ4:  # Kafka's reader takes no linked blocks
+            return bytes(lz4.frame.compress(data, block_linked=False, store_size=False))
+        case Codec.ZSTD:
+            return zstandard.ZstdCompressor().compress(data)
+        case Codec.SNAPPY:
+            import cramjam  # noqa: PLC0415 (RocketMQ's bodies do without)
+
+            steps = range(0, len(data), _XERIAL_BLOCK_BYTES)
+            some = (data[at : at + _XERIAL_BLOCK_BYTES] for at in steps)
+            blocks = (bytes(cramjam.snappy.compress_raw(block)) for block in some)
+            return _XERIAL_HEAD + b"".join(_SIZE.pack(len(one)) + one for one in blocks)
+        case _:
+            raise ValueError(f"nothing is written with {codec}")
 
 
 def _gzip_member() -> _Decompressor:

@@ -103,7 +103,7 @@ _TRIES: Final = 5
 _FAR: Final = 1 << 62
 _WINDOW_BYTES: Final = 64 << 10
 _WINDOW_BYTES_MAX: Final = 8 << 20
-_BOUND_BYTES: Final = 16 << 10
+_BOUND_BYTES: Final = 64 << 10
 _RAW_BYTES_MAX: Final = 4 << 20
 """What is kept of a row of damaged bytes."""
 _RECORDS_BYTES_MAX: Final = 1 << 30
@@ -481,7 +481,7 @@ class KafkaStore:
             self._take(number, lists=lists)
         folders = {folder for one in self._directories for folder in one.log.folders.values()}
         for queue, view in before.items():
-            if view.folder not in folders and self._views[queue] is view:
+            if view.folder not in folders and self._views.get(queue) is view:
                 self._forget(queue)
         if before != self._views or not self._bounds:
             self._publish()
@@ -540,7 +540,11 @@ class KafkaStore:
             if old is not None and old.seen == seen and not lists:
                 return
             new = _look_into(queue, found, seen, 0 if old is None else old.generation)
-            if new is None or (old is not None and not anew and new.is_as(old)):
+            if new is None:
+                if old is not None:
+                    self._forget(queue)
+                return
+            if old is not None and not anew and new.is_as(old):
                 return
             try:
                 new = self._with_bounds(new, old, found)
@@ -583,7 +587,7 @@ class KafkaStore:
             return view.bases[0], 0, 0
         base, end, at = view.bases[number], view.bases[number], 0
         for place in dict.fromkeys((self._seek(view, number, limit, near), (0, base))):
-            for window in self._windows(view, number, place, _BOUND_BYTES, limit):
+            for window in self._windows(view, number, place, _LOOK_BYTES, limit):
                 if len(window.block):
                     end = int(window.offset_ends[-1])
                     at = window.at + int(window.byte_ends[-1])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
-_SHARE_BYTES_MIN: Final = 256 << 10
+_SHARE_BYTES_MIN: Final = 1 << 20
 """Of each queue at least: a read costs something."""
 _COUNT_MAX: Final = 1 << 18
 _ITEM_BYTES: Final = 32

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -55,6 +55,7 @@ from tiered.keys import maintenance_sequences, maker_of
 from tiered.log.actions import IncarnationPasses
 from tiered.log.bundles import encode_numbers
 from tiered.log.flat_file import ITEM
+from tiered.log.lineage import stable_end
 from tiered.log.merge import MergeRun, fingerprint
 from tiered.log.parts import Parts, Pass
 from tiered.log.reader import QueueReader, TierReader
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
     from tiered.compaction.passes import PassPlan
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.log.parts import Incarnation, Segment
+    from tiered.log.parts import AbortedRange, Incarnation, Segment
     from tiered.log.state import TierState
     from tiered.upkeep.compact_work import MadeBundle, PartRead
     from tiered.upkeep.engine import Engine
@@ -227,6 +228,13 @@ class QueuePass:
         """Queue offset of the queue's newest message, which stays whatever it is; -1: the pass does not reach it."""
         end = int(self.parts.queue_end)
         return end - 1 if end == self.incarnation.commit_offset else -1
+
+    def aborted_in(self, parts: Parts) -> tuple[AbortedRange, ...]:
+        """What was aborted of neighbouring parts."""
+        facts = self.incarnation.lineage
+        start, end = parts[0].queue_offset, parts.queue_end
+        every = facts.aborted if facts else ()
+        return tuple(one for one in every if one.first < end and one.last >= start)
 
 
 class Judged:
@@ -370,9 +378,12 @@ class Compactor:
         return self._summed(reader, now_ms, topics, steps, left)
 
     def _pass(self, incarnation: Incarnation, now_ms: int, end: int = EVERY) -> PassPlan:
-        """Over segments that begin before ``end``."""
+        """Over segments that begin before ``end``, as far as all transactions are decided."""
         compacted_to = incarnation.passes[-1].end if incarnation.passes else 0
-        files = [_file(one) for one in incarnation.segments if one.base_queue_offset < end]
+        able = takewhile(
+            lambda one: one.parts.queue_end <= stable_end(incarnation), incarnation.segments
+        )
+        files = [_file(one) for one in able if one.base_queue_offset < end]
         return plan_pass(files, compacted_to, self.settings.passes, now_ms)
 
     def _look(
@@ -744,7 +755,8 @@ def _offset_ranges(looks: Sequence[QueuePass], tell: Tell) -> Iterator[tuple[Par
             if size < RANGE_BYTES and at < len(parts) - 1:
                 continue
             some = parts[begin : at + 1]
-            work.append(PartRange(look.queue, number, begin, some, look.tombstones_to, look.last))
+            places = look.tombstones_to, look.last, look.aborted_in(some)
+            work.append(PartRange(look.queue, number, begin, some, *places))
             tell(look.queue, int(some[0].queue_offset), int(parts.queue_end))
             begin = at + 1
             if size >= RANGE_BYTES:

@@ -9,6 +9,7 @@ were read last, and what stays of them (64 MiB).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,18 +18,22 @@ import numpy as np
 from backends.errors import AlreadyExistsError
 from backends.lazy_dataclass import dataclass
 from tiered.clock import ManualClock
-from tiered.compaction.keyed import keyed_records
+from tiered.compaction.keyed import keyed_kafka, keyed_records
 from tiered.compaction.newest import EMPTY, GOES, HOLDS, KEYED, NO_LIMIT, Newest
 from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import Packer
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.format.bundle import build_section
+from tiered.format.kafka_batch import UNPACKED_BYTES_MAX, block_at, with_records
+from tiered.format.record_kind import Mark, RecordKind, has_mark
 from tiered.local.interface import HoleReason
 from tiered.log.bundles import SectionRow, bundle_row
 from tiered.log.decode import decode_items, decode_records
 from tiered.log.flat_file import ITEM
+from tiered.log.lineage import hidden
 from tiered.log.merge import LAST_LEVEL, MergeOutput
+from tiered.log.messages import kafka_records
 from tiered.log.sections import read_part
 
 if TYPE_CHECKING:
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
     from tiered.format.bundle import Section
     from tiered.local.interface import RecordBatch
     from tiered.log.merge import MergeRun
-    from tiered.log.parts import Part, Parts
+    from tiered.log.parts import AbortedRange, Part, Parts
     from tiered.model import MessageQueue
     from tiered.upkeep.engine import WorkContext
 
@@ -60,6 +65,7 @@ class PartRange:
     parts: Parts
     tombstones_to: int  # the queue offset below which tombstones may go
     last: int  # queue offset of the queue's newest message, which stays whatever it is; -1: it is not looked at
+    aborted: tuple[AbortedRange, ...] = ()  # in it: records of these go
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +98,9 @@ def read_keys(context: WorkContext, work: KeysWork) -> tuple[Rows, list[PartRead
     for offset_range in work.offset_ranges:
         for at, part in enumerate(offset_range.parts, offset_range.begin):
             batch = part_records(context.tier, context.prefix, offset_range.queue, part)
-            stays = batch.sizes <= 0
-            left_bytes = keyless = tombstones = 0
-            for rows in keyed_records(batch):
+            stays, left_bytes, every = _looked_at(batch, offset_range.aborted)
+            keyless = tombstones = 0
+            for rows in every:
                 has_key, is_last = rows["flags"] & KEYED > 0, rows["offset"] == offset_range.last
                 kept = rows[is_last | ~has_key if work.keeps_keyless else is_last]
                 stays[kept["offset"] - int(part.queue_offset)] = True
@@ -108,6 +114,27 @@ def read_keys(context: WorkContext, work: KeysWork) -> tuple[Rows, list[PartRead
                 )
             )
     return newest.rows(), found
+
+
+def _looked_at(
+    batch: RecordBatch, aborted: tuple[AbortedRange, ...]
+) -> tuple[Flags, int, Iterator[Rows]]:
+    """Which items stay whatever else there is, bytes of their records, and rows of the messages."""
+    is_hole = batch.sizes <= 0
+    if batch.kind is RecordKind.ROCKETMQ:
+        return is_hole, 0, keyed_records(batch)
+    if batch.kind is not RecordKind.KAFKA:
+        what = f"{batch.queue} is JoyQueue's, whose messages take no other's place"
+        raise InvalidError(what, do="compact topics of RocketMQ's or Kafka's")
+    seen = hidden(batch, aborted)
+    found = kafka_records(seen)
+    at = found.offsets - batch.base_offset
+    is_control = ~is_hole & has_mark(batch.tag_codes, Mark.CONTROL)
+    is_bare = seen.sizes > 0  # of which Kafka's own cleaner took the record
+    is_bare[at] = False
+    stays = is_hole | is_control | is_bare
+    rows = keyed_kafka(found, batch.sizes[at].astype(np.int64))
+    return stays, int(batch.sizes[is_control].sum()), iter([rows])
 
 
 def _judged_by_itself(rows: Rows, offset_range: PartRange, work: KeysWork) -> Rows:
@@ -239,12 +266,15 @@ def compacted_run(lefts: Iterable[PartLeft]) -> CompactedRun:
     for left in lefts:
         last = left.part
         at = int(last.log_offset) if at < 0 else at
-        mine, where = _items(left, at)
+        batch, stays = left.batch, left.stays
+        if batch.kind is RecordKind.KAFKA:
+            batch, stays = _without_gone(batch, stays)
+        mine, where = _items(batch, stays, at)
         items.append(mine)
         if len(where):
-            records.append(b"".join(_slices(left.batch, where)))
-        times.append(left.batch.store_timestamps_ms[where])
-        at += int(left.batch.sizes[where].sum(dtype=np.int64))
+            records.append(b"".join(_slices(batch, where)))
+        times.append(batch.store_timestamps_ms[where])
+        at += int(batch.sizes[where].sum(dtype=np.int64))
     assert last is not None
     data = b"".join(mine.tobytes() for mine in items)
     every, stamps = np.frombuffer(data, ITEM), np.concatenate(times)
@@ -259,18 +289,59 @@ def compacted_run(lefts: Iterable[PartLeft]) -> CompactedRun:
     )
 
 
-def _items(left: PartLeft, at: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
-    """The items of a part whose records lie from log offset ``at`` on; and the numbers of those that stay."""
-    batch = left.batch
+def _items(
+    batch: RecordBatch, stays: Flags, at: int
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    """The items of a part whose records lie from log offset ``at`` on; and of each record that stays its first item."""
     real = batch.sizes > 0
-    where = np.flatnonzero(real & left.stays)
-    sizes = batch.sizes[where].astype(np.int64)
+    where = np.flatnonzero(real & stays)
     items = np.zeros(len(real), ITEM)
     items["tag_code"] = np.where(real, int(HoleReason.COMPACTED), batch.tag_codes)
     items["tag_code"][where] = batch.tag_codes[where]
-    items["size"][where] = sizes
-    items["log_offset"][where] = at + np.cumsum(sizes) - sizes
-    return items, where
+    items["size"][where] = batch.sizes[where]
+    is_first = np.append(True, np.diff(batch.positions[where]) != 0)[: len(where)]
+    sizes = np.where(is_first, batch.sizes[where], 0).astype(np.int64)
+    begins = at + np.cumsum(sizes) - sizes
+    items["log_offset"][where] = begins[is_first][np.cumsum(is_first) - 1]
+    return items, where[is_first]
+
+
+def _without_gone(batch: RecordBatch, stays: Flags) -> tuple[RecordBatch, Flags]:
+    """Kafka's batches without the records that go, and what stays; one that has none left goes whole."""
+    real = np.flatnonzero(batch.sizes > 0)
+    is_first = np.append(True, np.diff(batch.positions[real]) != 0)
+    firsts, owners = real[is_first], np.cumsum(is_first) - 1
+    borders = np.append(np.flatnonzero(is_first), len(real))
+    changed = np.flatnonzero(np.bincount(owners, ~stays[real]))
+    if not len(changed):
+        return batch, stays
+    sizes = batch.sizes[firsts].astype(np.int64)
+    block = block_at(batch.data, batch.positions[firsts], sizes)
+    view = memoryview(batch.data).cast("B")
+    bounds = zip(block.positions.tolist(), (block.positions + sizes).tolist(), strict=True)
+    pieces: list[bytes | memoryview] = [view[begin:end] for begin, end in bounds]
+    for number in changed.tolist():
+        mine = real[borders[number] : borders[number + 1]]
+        offsets = batch.base_offset + mine[stays[mine]]
+        pieces[number] = with_records(block, number, offsets, bytes_max=UNPACKED_BYTES_MAX)
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    is_gone = sizes == 0
+    data = b"".join(pieces)
+    made = block_at(data, (np.cumsum(sizes) - sizes)[~is_gone], sizes[~is_gone])
+    of_batches = np.full((3, len(firsts)), -1)
+    of_batches[:, ~is_gone] = made.positions, made.sizes, made.column("max_timestamp")
+    positions, sizes, times = np.zeros((3, batch.count), np.int64)
+    positions[real], sizes[real], times[real] = of_batches[:, owners]
+    stays = stays.copy()
+    stays[real] &= ~is_gone[owners]
+    sizes[real] = np.where(is_gone[owners], 1, sizes[real])  # no holes yet
+    return replace(
+        batch,
+        data=data,
+        positions=positions,
+        sizes=sizes.astype(np.int32),
+        store_timestamps_ms=times,
+    ), stays
 
 
 def _slices(batch: RecordBatch, where: npt.NDArray[np.int64]) -> Iterator[memoryview]:
