@@ -33,6 +33,7 @@ FOLLOW = ("--freshness", "1s")
 ISOLATIONS = ("read_committed", "read_uncommitted")
 COMPACTED, KEPT = "compacted", ("transactions", "sent-once")
 PARTITIONS = 7
+LEFT = "left"
 SOME = 100
 """Acknowledged records after which a load is surely under way."""
 
@@ -40,6 +41,7 @@ SOME = 100
 @pytest.fixture(params=["4.1.1", pytest.param("3.9.1", marks=pytest.mark.slow)])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     settings = {"replica_high_watermark_checkpoint_interval_ms": 1000}
+    settings["transaction_abort_timed_out_transaction_cleanup_interval_ms"] = 1000
     with kafka_node.Node(tmp_path / "logs", request.param, **settings) as running:
         yield running
 
@@ -50,23 +52,29 @@ def url(tmp_path: Path) -> str:
 
 
 def load(node: Node, turn: int) -> list[Producer]:
-    """Topics, and producers of some ten seconds, which go on when the node comes back."""
+    """Topics, and producers of some ten seconds, which go on when the node comes back.
+
+    Two leave a transaction open: one that times out, and one whose producer comes back.
+    """
     node.create("transactions", 3)
     node.create("sent-once", 2)
     node.create(COMPACTED, 2, cleanup_policy="compact", min_cleanable_dirty_ratio="1.0")
-    plan = "commit:20,abort:10,commit:5,abort:25"
+    plan = {"txn_id": "a", "txn": "commit:20,abort:10,commit:5,abort:25", "rounds": 20}
+    late = {"txn_id": "late", "txn": "open:15", "producer_config": {"transaction.timeout.ms": 2000}}
     edges = {"headers": 3, "null_keys": 10, "edge": "true", "compression": "zstd"}
     once = {"idempotent": "true", "compression": "lz4"}
     keyed = {"keys": 60, "tombstones": 10, "headers": 1}
+    many: list[tuple[str, int, dict[str, object]]] = [
+        ("transactions", 3, {"rate": 120, **plan}),
+        ("transactions", 3, {"rate": 90, "count": 900, **edges}),
+        ("transactions", 3, late),
+        ("transactions", 3, {"txn_id": LEFT, "txn": "commit:5,open:12"}),
+        ("sent-once", 2, {"rate": 150, "count": 1500, **once}),
+        (COMPACTED, 2, {"rate": 250, "count": 2500, **keyed}),
+    ]
     return [
-        node.producing(
-            "transactions", partitions=3, seed=10 * turn, txn_id="a", txn=plan, rounds=20, rate=120
-        ),
-        node.producing(
-            "transactions", partitions=3, seed=10 * turn + 2, count=900, rate=90, **edges
-        ),
-        node.producing("sent-once", partitions=2, seed=10 * turn + 3, count=1500, rate=150, **once),
-        node.producing(COMPACTED, partitions=2, seed=10 * turn + 4, count=2500, rate=250, **keyed),
+        node.producing(topic, partitions=partitions, seed=10 * turn + number, **options)
+        for number, (topic, partitions, options) in enumerate(many)
     ]
 
 
@@ -81,6 +89,12 @@ def wait_level(node: Node, url: str) -> None:
     """Until the tier has all that is committed."""
     ends = {queue: row["high_watermark"] for queue, row in node.offsets().items()}
     until(lambda: live.commits(url) == ends, f"the tier at {ends}")
+
+
+def end_open(node: Node) -> None:
+    """One transaction stays open, and there is more behind it."""
+    node.produce("transactions", partitions=3, seed=8, txn_id=LEFT, txn="commit:10,open:20")
+    node.produce("transactions", partitions=3, seed=9, count=60)
 
 
 def tiered(url: str, topic: str, *options: str) -> Rows:
@@ -150,9 +164,7 @@ def test_everything_that_consumers_get_is_in_the_tier(
         node.kill()
         node.start()
         acked = [row for producer in producers for row in producer.ended()]
-        left = {"partitions": 3, "seed": 5, "txn_id": "left"}
-        node.produce("transactions", txn="commit:10,open:20", **left)
-        node.produce("transactions", partitions=3, seed=6, count=60)
+        end_open(node)
         wait_level(node, url)
         expected = {isolation: node.consume(isolation=isolation) for isolation in ISOLATIONS}
         said = attach.stop()
