@@ -8,6 +8,8 @@ Afterwards the tier holds what consumers of the node get, in both isolations, an
 from __future__ import annotations
 
 import os
+from random import Random
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +36,7 @@ ISOLATIONS = ("read_committed", "read_uncommitted")
 COMPACTED, KEPT = "compacted", ("transactions", "sent-once")
 PARTITIONS = 7
 LEFT = "left"
+CRASHES = 6
 SOME = 100
 """Acknowledged records after which a load is surely under way."""
 
@@ -185,12 +188,47 @@ def test_everything_that_consumers_get_is_in_the_tier(
     assert watch.acts() == (4, [])
 
 
+@pytest.mark.slow
+def test_crashes_at_any_moment(node: Node, url: str, tmp_path: Path, turn: int) -> None:
+    """Either is killed at random, at times both, and each goes on where it was."""
+    random, pause = Random(turn), Event()
+    log, producers = tmp_path / "attach.log", load(node, turn)
+    attach = Attach(node.directory, url, log, FOLLOW).start()
+    try:
+        for crash in range(CRASHES):
+            pause.wait(random.uniform(0.2, 3))
+            who = random.choice(["attach", "node", "both"])
+            if who != "node":
+                attach.kill()
+            if who != "attach":
+                node.kill()
+                pause.wait(random.choice([0, 0, 2]))
+                node.start()
+            if who != "node":
+                attach.start()
+            if crash == CRASHES // 2:
+                before = node.consume(COMPACTED)
+                node.clean(COMPACTED)
+        for producer in producers:
+            producer.ended()
+        end_open(node)
+        wait_level(node, url)
+        expected = {isolation: node.consume(isolation=isolation) for isolation in ISOLATIONS}
+        said = attach.stop()
+    finally:
+        attach.__exit__()
+    assert [said[name] for name in ("quarantined", "gaps", "truncated", "begun_anew")] == [0] * 4
+    check_equal(url, expected, before)
+    command_line.here("verify", url, "--deep", "--store", node.directory).good()
+
+
 def fill(node: Node, topics: tuple[str, ...], **options: object) -> None:
     """As many records into each topic."""
     for producer in [node.producing(topic, **options) for topic in topics]:
         producer.ended()
 
 
+@pytest.mark.slow
 def test_logs_that_begin_later_and_a_topic_made_again(
     node: Node, url: str, tmp_path: Path, turn: int
 ) -> None:
@@ -203,11 +241,13 @@ def test_logs_that_begin_later_and_a_topic_made_again(
         wait_level(node, url)
         was = node.consume()
         node.call("delete-records", topic="trimmed", before="0:333")
-        node.call("configure", topic="by-size", config={"retention.bytes": 20_000})
         node.call("delete-topics", topic="again")
         node.create("again")
         fill(node, topics, seed=turn + 1, count=400)
+        wait_level(node, url)
+        node.call("configure", topic="by-size", config={"retention.bytes": 40_000})
         until(lambda: node.offsets()["by-size", 0]["log_start_offset"] > 0, "retention")
+        fill(node, topics, seed=turn + 2, count=10)
         wait_level(node, url)
         found = node.consume()
         said = attach.stop()
@@ -225,9 +265,9 @@ def test_logs_that_begin_later_and_a_topic_made_again(
             check_lines(tiered(url, topic), last)
         else:
             rows = tiered(url, topic)
-            assert [row["offset"] for row in rows] == list(range(1000))
+            assert [row["offset"] for row in rows] == list(range(1010))
             check_lines(rows[:600], first)
-            assert 0 < last[0]["offset"] == 1000 - len(last)
+            assert 0 < last[0]["offset"] == 1010 - len(last)
             check_lines(rows[last[0]["offset"] :], last)
 
 
