@@ -8,6 +8,8 @@ Afterwards the tier holds what consumers of the node get, in both isolations, an
 from __future__ import annotations
 
 import os
+from random import Random
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +35,8 @@ FOLLOW = ("--freshness", "1s")
 ISOLATIONS = ("read_committed", "read_uncommitted")
 COMPACTED, KEPT = "compacted", ("transactions", "sent-once")
 PARTITIONS = 7
+LEFT = "left"
+CRASHES = 6
 SOME = 100
 """Acknowledged records after which a load is surely under way."""
 
@@ -40,6 +44,7 @@ SOME = 100
 @pytest.fixture(params=["4.1.1", pytest.param("3.9.1", marks=pytest.mark.slow)])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     settings = {"replica_high_watermark_checkpoint_interval_ms": 1000}
+    settings["transaction_abort_timed_out_transaction_cleanup_interval_ms"] = 1000
     with kafka_node.Node(tmp_path / "logs", request.param, **settings) as running:
         yield running
 
@@ -50,23 +55,29 @@ def url(tmp_path: Path) -> str:
 
 
 def load(node: Node, turn: int) -> list[Producer]:
-    """Topics, and producers of some ten seconds, which go on when the node comes back."""
+    """Topics, and producers of some ten seconds, which go on when the node comes back.
+
+    Two leave a transaction open: one that times out, and one whose producer comes back.
+    """
     node.create("transactions", 3)
     node.create("sent-once", 2)
     node.create(COMPACTED, 2, cleanup_policy="compact", min_cleanable_dirty_ratio="1.0")
-    plan = "commit:20,abort:10,commit:5,abort:25"
+    plan = {"txn_id": "a", "txn": "commit:20,abort:10,commit:5,abort:25", "rounds": 20}
+    late = {"txn_id": "late", "txn": "open:15", "producer_config": {"transaction.timeout.ms": 2000}}
     edges = {"headers": 3, "null_keys": 10, "edge": "true", "compression": "zstd"}
     once = {"idempotent": "true", "compression": "lz4"}
     keyed = {"keys": 60, "tombstones": 10, "headers": 1}
+    many: list[tuple[str, int, dict[str, object]]] = [
+        ("transactions", 3, {"rate": 120, **plan}),
+        ("transactions", 3, {"rate": 90, "count": 900, **edges}),
+        ("transactions", 3, late),
+        ("transactions", 3, {"txn_id": LEFT, "txn": "commit:5,open:12"}),
+        ("sent-once", 2, {"rate": 150, "count": 1500, **once}),
+        (COMPACTED, 2, {"rate": 250, "count": 2500, **keyed}),
+    ]
     return [
-        node.producing(
-            "transactions", partitions=3, seed=10 * turn, txn_id="a", txn=plan, rounds=20, rate=120
-        ),
-        node.producing(
-            "transactions", partitions=3, seed=10 * turn + 2, count=900, rate=90, **edges
-        ),
-        node.producing("sent-once", partitions=2, seed=10 * turn + 3, count=1500, rate=150, **once),
-        node.producing(COMPACTED, partitions=2, seed=10 * turn + 4, count=2500, rate=250, **keyed),
+        node.producing(topic, partitions=partitions, seed=10 * turn + number, **options)
+        for number, (topic, partitions, options) in enumerate(many)
     ]
 
 
@@ -81,6 +92,12 @@ def wait_level(node: Node, url: str) -> None:
     """Until the tier has all that is committed."""
     ends = {queue: row["high_watermark"] for queue, row in node.offsets().items()}
     until(lambda: live.commits(url) == ends, f"the tier at {ends}")
+
+
+def end_open(node: Node) -> None:
+    """One transaction stays open, and there is more behind it."""
+    node.produce("transactions", partitions=3, seed=8, txn_id=LEFT, txn="commit:10,open:20")
+    node.produce("transactions", partitions=3, seed=9, count=60)
 
 
 def tiered(url: str, topic: str, *options: str) -> Rows:
@@ -150,9 +167,7 @@ def test_everything_that_consumers_get_is_in_the_tier(
         node.kill()
         node.start()
         acked = [row for producer in producers for row in producer.ended()]
-        left = {"partitions": 3, "seed": 5, "txn_id": "left"}
-        node.produce("transactions", txn="commit:10,open:20", **left)
-        node.produce("transactions", partitions=3, seed=6, count=60)
+        end_open(node)
         wait_level(node, url)
         expected = {isolation: node.consume(isolation=isolation) for isolation in ISOLATIONS}
         said = attach.stop()
@@ -173,6 +188,47 @@ def test_everything_that_consumers_get_is_in_the_tier(
     assert watch.acts() == (4, [])
 
 
+@pytest.mark.slow
+def test_crashes_at_any_moment(node: Node, url: str, tmp_path: Path, turn: int) -> None:
+    """Either is killed at random, at times both, and each goes on where it was."""
+    random, pause = Random(turn), Event()
+    log, producers = tmp_path / "attach.log", load(node, turn)
+    attach = Attach(node.directory, url, log, FOLLOW).start()
+    try:
+        for crash in range(CRASHES):
+            pause.wait(random.uniform(0.2, 3))
+            who = random.choice(["attach", "node", "both"])
+            if who != "node":
+                attach.kill()
+            if who != "attach":
+                node.kill()
+                pause.wait(random.choice([0, 0, 2]))
+                node.start()
+            if who != "node":
+                attach.start()
+            if crash == CRASHES // 2:
+                before = node.consume(COMPACTED)
+                node.clean(COMPACTED)
+        for producer in producers:
+            producer.ended()
+        end_open(node)
+        wait_level(node, url)
+        expected = {isolation: node.consume(isolation=isolation) for isolation in ISOLATIONS}
+        said = attach.stop()
+    finally:
+        attach.__exit__()
+    assert [said[name] for name in ("quarantined", "gaps", "truncated", "begun_anew")] == [0] * 4
+    check_equal(url, expected, before)
+    command_line.here("verify", url, "--deep", "--store", node.directory).good()
+
+
+def fill(node: Node, topics: tuple[str, ...], **options: object) -> None:
+    """As many records into each topic."""
+    for producer in [node.producing(topic, **options) for topic in topics]:
+        producer.ended()
+
+
+@pytest.mark.slow
 def test_logs_that_begin_later_and_a_topic_made_again(
     node: Node, url: str, tmp_path: Path, turn: int
 ) -> None:
@@ -181,17 +237,17 @@ def test_logs_that_begin_later_and_a_topic_made_again(
     for topic in topics:
         node.create(topic)
     with Attach(node.directory, url, tmp_path / "attach.log", FOLLOW) as attach:
-        for topic in topics:
-            node.produce(topic, seed=turn, count=600)
+        fill(node, topics, seed=turn, count=600)
         wait_level(node, url)
         was = node.consume()
         node.call("delete-records", topic="trimmed", before="0:333")
-        node.call("configure", topic="by-size", config={"retention.bytes": 20_000})
         node.call("delete-topics", topic="again")
         node.create("again")
-        for topic in topics:
-            node.produce(topic, seed=turn + 1, count=400)
+        fill(node, topics, seed=turn + 1, count=400)
+        wait_level(node, url)
+        node.call("configure", topic="by-size", config={"retention.bytes": 40_000})
         until(lambda: node.offsets()["by-size", 0]["log_start_offset"] > 0, "retention")
+        fill(node, topics, seed=turn + 2, count=10)
         wait_level(node, url)
         found = node.consume()
         said = attach.stop()
@@ -204,8 +260,31 @@ def test_logs_that_begin_later_and_a_topic_made_again(
     for topic in topics:
         first, last = ([row for row in rows if row["topic"] == topic] for rows in (was, found))
         if topic == "again":
-            check_lines(tiered(url, topic, "--incarnation", "0"), first)
+            named = {"incarnation": 0, "is_truncated": False}
+            check_lines(tiered(url, topic, "--incarnation", "0"), [row | named for row in first])
             check_lines(tiered(url, topic), last)
         else:
-            assert last[0]["offset"] > 0
-            check_lines(tiered(url, topic), first + [row for row in last if row["offset"] >= 600])
+            rows = tiered(url, topic)
+            assert [row["offset"] for row in rows] == list(range(1010))
+            check_lines(rows[:600], first)
+            assert 0 < last[0]["offset"] == 1010 - len(last)
+            check_lines(rows[last[0]["offset"] :], last)
+
+
+def test_times_are_found_as_the_node_does(node: Node, url: str, turn: int) -> None:
+    """``--from`` and the node's offsetsForTimes, where times go up and down."""
+    node.create("timed", 2)
+    base, step = 1_700_000_000_000, 500
+    early = {"ts_base": base, "ts_step": step, "ts_jitter": 40 * step}
+    node.produce(
+        "timed", partitions=2, seed=turn, count=1500, compression="lz4", headers=2, **early
+    )
+    times = tuple(base + 7 * step * n + n % 3 for n in range(-10, 230, 13))
+    said = node.call("offsets", time=times)
+    node.kill()
+    command_line.here("attach", node.directory, "--to", url, "--once").good()
+    rows = tiered(url, "timed")
+    for time_ms in times:
+        wanted = {row["partition"]: row[f"from_{time_ms}"] for row in said}
+        expected = [r for r in rows if r["offset"] >= wanted[r["partition"]] >= 0]
+        check_lines(tiered(url, "timed", "--from", str(time_ms)), expected)
