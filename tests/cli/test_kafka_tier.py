@@ -49,7 +49,8 @@ def test_cat_and_query_print_kafka_s_words(url: str, tiered: CommandLine):
 
 def test_compact_takes_a_topic_of_kafka_s(url: str, tiered: CommandLine):
     before = sort(tiered.good("cat", url, "txn").rows)
-    tiered.good("compact", url, "txn", "--policy", "kafka", "--dirty-ratio", "0", "--apply")
+    rule = "--policy", "kafka", "--dirty-ratio", "0"
+    tiered.good("compact", url, "--topic", "txn", *rule, "--apply", "-")
     left = sort(tiered.good("cat", url, "txn").rows)
     assert left != before
     newest = {(line["partition"], line["key_base64"]): line for line in before}
