@@ -80,10 +80,8 @@ def _value(name: str, message: ForeignMessage) -> object:
             packed = said["extension_base64"]
             return None if packed is None else b64decode(packed)
         case "attributes":
-            return (
-                said[name]
-                and {_utf8(key): _utf8(value) for key, value in said[name].items()}.items()
-            )
+            pairs = said[name] and said[name].items()
+            return pairs and [(_utf8(key), _utf8(value)) for key, value in pairs]
         case _:
             value = said[name]
             return _utf8(value) if isinstance(value, str) else value

@@ -211,8 +211,8 @@ class IndexedIncarnation:
         """
         offset = candidate.queue_offset
         part = self.part_of(offset)
-        if part is None or offset >= self.reader.cursor.end:
-            return None  # expired, or truncated, or never there, or not decided yet
+        if part is None:
+            return None  # expired, or truncated, or never there
         stored = None if self.is_foreign else self._at_log_offset(part, candidate)
         if stored is not None:
             return self.hit(*stored, offset, key)
