@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 import tarfile
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -276,7 +276,11 @@ def test_values_become_columns_and_tombstones_are_no_misfits() -> None:
     layout = BodyLayout(body, 1, is_kafka=True)
     made = records((b"a", b'{"n": 1}'), (b"b", None), (b"c", b"no object"), first=0)
     rows, aside = Columns(ArchiveQueue("c", "b", "t", 0, 0), layout).make(batches(made, counts=[3]))
-    assert [row for some in rows for row in some.column(f"{PREFIX}n").to_pylist()] == [1, None, None]
+    assert [row for some in rows for row in some.column(f"{PREFIX}n").to_pylist()] == [
+        1,
+        None,
+        None,
+    ]
     assert [(one.queue_offset, one.has_row) for one in aside] == [(2, True)]
 
 
@@ -388,16 +392,53 @@ def test_an_archive_with_holes_that_nothing_explains_proves_nothing() -> None:
 # -- JoyQueue --------------------------------------------------------------------------------------
 
 
-def test_joyqueues_messages(attached: Callable[[str], str], archive_url: str) -> None:
-    made = Archive(attached("j01-basic"), archive_url)
-    made.run().good()
-    with gzip.open(plain.FOLDER.parent / "jmq" / "j01-basic.jsonl.gz", "rt") as lines:
+@pytest.mark.parametrize("name", ["j01-basic", "j02-crash", "j02-crash-torn"])
+def test_joyqueues_messages(name: str, attached: Callable[[str], str], archive_url: str) -> None:
+    made = Archive(attached(name), archive_url)
+    made.run("--raw-records").good()
+    with gzip.open(plain.FOLDER.parent / "jmq" / f"{name}.jsonl.gz", "rt") as lines:
         wanted = [row for row in map(json.loads, lines) if row["committed"]]
-    known = {(row["topic"], row["partition"], row["index"]): row for row in wanted}
     rows = made.rows()
-    assert {(row["topic"], row["queue_id"], row["queue_offset"]) for row in rows} == known.keys()
-    assert len(rows) == len(known)
+    found = [
+        (
+            row["topic"],
+            row["queue_id"],
+            row["queue_offset"],
+            b64encode(row["body"]).decode(),
+            row["msg_key"] or "",
+            round(row["store_ts"].timestamp() * 1000),
+        )
+        for row in rows
+    ]
+    names = ("topic", "partition", "index", "body_base64", "business_id", "store_time_ms")
+    assert sorted(found) == sorted(
+        tuple("" if row[name] is None else row[name] for name in names) for row in wanted
+    )
+    assert all(row["record"] for row in rows if row["queue_offset"] == 0)
     made.run("--verify").good()
+    key = next(row["business_id"] for row in wanted if row["business_id"])
+    topic = next(row["topic"] for row in wanted if row["business_id"] == key)
+    hits = here("query", archive_url, topic, "--key", key, "--count", 1000).good().rows
+    mine = [row["index"] for row in wanted if (row["topic"], row["business_id"]) == (topic, key)]
+    assert sorted(row["index"] for row in hits) == sorted(mine)
+
+
+def test_newest_rows_of_a_cleaned_topic_are_those_that_were_not_deleted(
+    attached: Callable[[str], str], archive_url: str
+) -> None:
+    name = "k03-compacted-after2"
+    made = Archive(attached(name), archive_url)
+    made.run().good()
+    words = ("--archive", archive_url, "--topic", "compact", "--dirty-ratio", "0", "--apply", "-")
+    here("compact", made.tier, *words).good()
+    newest: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in consumed(name, COMMITTED):
+        if row["topic"] == "compact":
+            newest[row["partition"], row["key_base64"]] = row
+    question = 'SELECT partition, "offset" FROM "compact$latest"'
+    found = here("sql", archive_url, question, "--json").good().document["rows"]
+    wanted = [(at, row["offset"]) for (at, _), row in newest.items() if row["value_base64"]]
+    assert sorted((row["partition"], row["offset"]) for row in found) == sorted(wanted)
 
 
 # -- Spark -----------------------------------------------------------------------------------------
