@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support import kafka_batches as plain
-from support.archive_jobs import archive, check, job_context
+from support.archive_jobs import archive, check, job_context, keys
 from support.archive_jobs import rows as archive_rows
 from support.command_line import here
 from support.kafka_tiers import add_batches, as_dumped, record_batch
+from support.lakes import table_of
 from support.tiers import PLACE as BROKER
 from support.tiers import TierBuilder
 
@@ -33,7 +34,7 @@ from tiered.archive.archive_proof import ArchiveProof
 from tiered.archive.bodies import PREFIX, BodyColumns, BodyLayout
 from tiered.archive.columns import Columns
 from tiered.archive.job import JobContext, run_job
-from tiered.archive.model import ArchiveQueue
+from tiered.archive.model import DAY_MS, ArchiveQueue
 from tiered.archive.tables import read_archive
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError
@@ -313,9 +314,19 @@ class Queue:
         self.builder.say({"do": "meta", "store": {"cluster": "c", "broker": "b", "kind": "kafka"}})
         self.at = job_context(self.builder.store)
 
-    def add(self, *values: bytes, producer: int = -1, ends: int | None = None) -> None:
+    def add(
+        self,
+        *values: bytes,
+        producer: int = -1,
+        ends: int | None = None,
+        times: tuple[int, ...] = (),
+    ) -> None:
         attributes = 0 if producer < 0 else 0x10
-        pairs = [(at, at, b"k", value, ()) for at, value in enumerate(values)]
+        stamps = times or range(len(values))
+        pairs = [
+            (at, time, b"k", value, ())
+            for at, (time, value) in enumerate(zip(stamps, values, strict=True))
+        ]
         raw = plain.batch(
             plain.section(pairs),
             len(pairs),
@@ -360,6 +371,18 @@ def test_what_an_open_transaction_holds_up_comes_once_it_is_decided(ends: int) -
         queue.archived(Isolation.UNCOMMITTED)
 
 
+def test_producers_may_say_any_time() -> None:
+    times = (DAY_MS, 0, 2**63 - 1, DAY_MS + 1, -(2**63), -1, 1)
+    queue = Queue()
+    queue.add(*(b"%d" % time for time in times), times=times)
+    queue.add(b"open")
+    assert queue.archived() == [b"%d" % time for time in times]
+    rows = sorted(archive_rows(queue.at), key=itemgetter("queue_offset"))
+    assert [row["timestamp_ms"] for row in rows] == [*times]
+    assert [row["store_ts"].year for row in rows] == [1970, 1970, 9999, 1970, 1969, 1969, 1970]
+    assert len(keys(queue.at)) == 4
+
+
 def test_without_isolation_only_the_nodes_own_records_are_left_out() -> None:
     queue = Queue()
     queue.add(b"a")
@@ -387,6 +410,17 @@ def test_an_archive_with_holes_that_nothing_explains_proves_nothing() -> None:
         proof = ArchiveProof(queue.at.tier, BROKER, queue.at.archive, state, "url")
         held = [proof.holds(tier, QUEUE, 0, segment) for segment in segments]
     assert held == [True, False, False]
+
+
+def test_a_table_of_iceberg_has_kafkas_columns(
+    attached: Callable[[str], str], archive_url: str, tmp_path: Path
+) -> None:
+    name, catalog = "k02-transactions", f"sqlite:///{tmp_path}/catalog.db"
+    made = Archive(attached(name), archive_url)
+    made.run("--publish", f"iceberg:{catalog}#lake").good()
+    rows = table_of(catalog, "txn").scan(selected_fields=KAFKA_COLUMNS).to_arrow().to_pylist()
+    wanted = [row for row in consumed(name, COMMITTED) if row["topic"] == "txn"]
+    assert sorted(map(as_dumped, rows), key=PLACE) == wanted
 
 
 # -- JoyQueue --------------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ PAYLOAD = "value"
 """The column in which Kafka's rows have what others have as ``body``: it may be null there, which deletes a key, and it is
 the name under which Kafka's people look for it. It is stored once, so ``body`` is null."""
 _OF_KAFKA = [name for name in KAFKA_COLUMNS if name != "topic"]
-_MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999, beyond which tools fail. Kafka's producers may say any time: ``timestamp_ms`` has it."""
+_MS_MIN, _MS_MAX = -1, 253_402_300_799_999
+"""From none (-1) to the year 9999, beyond which logs and tools fail. Kafka's producers may say any time: ``timestamp_ms`` has it."""
 
 
 def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
