@@ -73,7 +73,7 @@ PAYLOAD = "value"
 the name under which Kafka's people look for it. It is stored once, so ``body`` is null."""
 _OF_KAFKA = [name for name in KAFKA_COLUMNS if name != "topic"]
 _MS_MIN, _MS_MAX = -1, 253_402_300_799_999
-"""From none (-1) to the year 9999, beyond which logs and tools fail. Kafka's producers may say any time: ``timestamp_ms`` has it."""
+"""From none (-1) to the year 9999: beyond it logs and tools fail. Kafka's producers may say any time; ``timestamp_ms`` has it."""
 
 
 def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
