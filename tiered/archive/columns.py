@@ -73,7 +73,7 @@ PAYLOAD = "value"
 the name under which Kafka's people look for it. It is stored once, so ``body`` is null."""
 _OF_KAFKA = [name for name in KAFKA_COLUMNS if name != "topic"]
 _MS_MIN, _MS_MAX = -1, 253_402_300_799_999
-"""From none (-1) to the year 9999: beyond it logs and tools fail. Kafka's producers may say any time; ``timestamp_ms`` has it."""
+"""None (-1), and up to the year 9999: others fail in logs and tools. Kafka's producers may say any; ``timestamp_ms`` has it."""
 
 
 def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
@@ -338,8 +338,6 @@ class Columns:
         if records.kind is RecordKind.KAFKA:
             found, times, some = self._rows_of_kafka(kafka_records(records, numbers))
             given = found["queue_offset"].to_numpy() - records.base_offset
-            if self._layout.has_records:
-                found[RECORD] = _batches(self._arrow, records, given)
         else:
             messages = foreign_messages(records, numbers)
             given = np.array([one.number for one in messages], np.int64)
@@ -350,8 +348,8 @@ class Columns:
                 "body": self._arrow.array([one.body for one in messages], self._arrow.binary())
             }
             found["queue_offset"] = self._arrow.array(given + records.base_offset)
-            if self._layout.has_records:
-                found[RECORD] = _batches(self._arrow, records, given)
+        if self._layout.has_records:
+            found[RECORD] = _batches(self._arrow, records, given)
         return self._filled(found, times, some, records), given
 
     def _rows_of_kafka(
