@@ -608,7 +608,7 @@ class KafkaStore:
 
     def _part(self, segment: LogSegment, at: int, size: int) -> memoryview:
         """Bytes of a segment, fewer at its end."""
-        view = memoryview(bytearray(size))
+        view = memoryview(np.empty(size, np.uint8))
         count = self._cache.read_same(segment.path, segment.inode, at, view)
         if count is None:
             raise _StaleError
