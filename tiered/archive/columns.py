@@ -73,7 +73,7 @@ PAYLOAD = "value"
 the name under which Kafka's people look for it. It is stored once, so ``body`` is null."""
 _OF_KAFKA = [name for name in KAFKA_COLUMNS if name != "topic"]
 _MS_MIN, _MS_MAX = -1, 253_402_300_799_999
-"""None (-1), and up to the year 9999: others fail in logs and tools. Kafka's producers may say any; ``timestamp_ms`` has it."""
+"""None (-1) to the year 9999: of others logs and tools fail. A producer of Kafka's may say any; ``timestamp_ms`` has it."""
 
 
 def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
