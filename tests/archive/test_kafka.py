@@ -20,6 +20,7 @@ from support import kafka_batches as plain
 from support.archive_jobs import archive, check, job_context, keys
 from support.archive_jobs import rows as archive_rows
 from support.command_line import here
+from support.kafka_stores import FakeNode
 from support.kafka_tiers import add_batches, as_dumped, record_batch
 from support.lakes import table_of
 from support.tiers import PLACE as BROKER
@@ -381,6 +382,24 @@ def test_producers_may_say_any_time() -> None:
     assert [row["timestamp_ms"] for row in rows] == [*times]
     assert [row["store_ts"].year for row in rows] == [1970, 1970, 9999, 1970, 1969, 1969, 1970]
     assert len(keys(queue.at)) == 4
+
+
+def test_any_time_comes_from_a_node_into_tier_and_archive(tmp_path: Path, archive_url: str) -> None:
+    node, times = FakeNode(tmp_path / "node"), (-5, 2**63 - 2, 7, -(2**63))
+    node.make(QUEUE)
+    for time in times:
+        node.append(QUEUE, 1, time_ms=time)
+    node.stop()
+    tier = f"file://{tmp_path}/tier"
+    here("attach", tmp_path / "node", "--to", tier, "--once", "--seal", "--no-index").good()
+    said = [row["timestamp_ms"] for row in here("cat", tier, "t").good().rows]
+    assert said == [*times]
+    here("verify", tier, "--deep").good()
+    made = Archive(tier, archive_url)
+    made.run().good()
+    rows = sorted(made.rows(), key=itemgetter("queue_offset"))
+    assert [row["timestamp_ms"] for row in rows] == [*times]
+    made.run("--verify").good()
 
 
 def test_without_isolation_only_the_nodes_own_records_are_left_out() -> None:
