@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 import tarfile
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support import kafka_batches as plain
-from support.archive_jobs import archive, check, job_context
+from support.archive_jobs import archive, check, job_context, keys
 from support.archive_jobs import rows as archive_rows
 from support.command_line import here
+from support.kafka_stores import FakeNode
 from support.kafka_tiers import add_batches, as_dumped, record_batch
+from support.lakes import table_of
 from support.tiers import PLACE as BROKER
 from support.tiers import TierBuilder
 
@@ -33,7 +35,7 @@ from tiered.archive.archive_proof import ArchiveProof
 from tiered.archive.bodies import PREFIX, BodyColumns, BodyLayout
 from tiered.archive.columns import Columns
 from tiered.archive.job import JobContext, run_job
-from tiered.archive.model import ArchiveQueue
+from tiered.archive.model import DAY_MS, ArchiveQueue
 from tiered.archive.tables import read_archive
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError
@@ -276,7 +278,11 @@ def test_values_become_columns_and_tombstones_are_no_misfits() -> None:
     layout = BodyLayout(body, 1, is_kafka=True)
     made = records((b"a", b'{"n": 1}'), (b"b", None), (b"c", b"no object"), first=0)
     rows, aside = Columns(ArchiveQueue("c", "b", "t", 0, 0), layout).make(batches(made, counts=[3]))
-    assert [row for some in rows for row in some.column(f"{PREFIX}n").to_pylist()] == [1, None, None]
+    assert [row for some in rows for row in some.column(f"{PREFIX}n").to_pylist()] == [
+        1,
+        None,
+        None,
+    ]
     assert [(one.queue_offset, one.has_row) for one in aside] == [(2, True)]
 
 
@@ -309,9 +315,19 @@ class Queue:
         self.builder.say({"do": "meta", "store": {"cluster": "c", "broker": "b", "kind": "kafka"}})
         self.at = job_context(self.builder.store)
 
-    def add(self, *values: bytes, producer: int = -1, ends: int | None = None) -> None:
+    def add(
+        self,
+        *values: bytes,
+        producer: int = -1,
+        ends: int | None = None,
+        times: tuple[int, ...] = (),
+    ) -> None:
         attributes = 0 if producer < 0 else 0x10
-        pairs = [(at, at, b"k", value, ()) for at, value in enumerate(values)]
+        stamps = times or range(len(values))
+        pairs = [
+            (at, time, b"k", value, ())
+            for at, (time, value) in enumerate(zip(stamps, values, strict=True))
+        ]
         raw = plain.batch(
             plain.section(pairs),
             len(pairs),
@@ -356,6 +372,36 @@ def test_what_an_open_transaction_holds_up_comes_once_it_is_decided(ends: int) -
         queue.archived(Isolation.UNCOMMITTED)
 
 
+def test_producers_may_say_any_time() -> None:
+    times = (DAY_MS, 0, 2**63 - 1, DAY_MS + 1, -(2**63), -1, 1)
+    queue = Queue()
+    queue.add(*(b"%d" % time for time in times), times=times)
+    queue.add(b"open")
+    assert queue.archived() == [b"%d" % time for time in times]
+    rows = sorted(archive_rows(queue.at), key=itemgetter("queue_offset"))
+    assert [row["timestamp_ms"] for row in rows] == [*times]
+    assert [row["store_ts"].year for row in rows] == [1970, 1970, 9999, 1970, 1969, 1969, 1970]
+    assert len(keys(queue.at)) == 4
+
+
+def test_any_time_comes_from_a_node_into_tier_and_archive(tmp_path: Path, archive_url: str) -> None:
+    node, times = FakeNode(tmp_path / "node"), (-5, 2**63 - 2, 7, -(2**63))
+    node.make(QUEUE)
+    for time in times:
+        node.append(QUEUE, 1, time_ms=time)
+    node.stop()
+    tier = f"file://{tmp_path}/tier"
+    here("attach", tmp_path / "node", "--to", tier, "--once", "--seal", "--no-index").good()
+    said = [row["timestamp_ms"] for row in here("cat", tier, "t").good().rows]
+    assert said == [*times]
+    here("verify", tier, "--deep").good()
+    made = Archive(tier, archive_url)
+    made.run().good()
+    rows = sorted(made.rows(), key=itemgetter("queue_offset"))
+    assert [row["timestamp_ms"] for row in rows] == [*times]
+    made.run("--verify").good()
+
+
 def test_without_isolation_only_the_nodes_own_records_are_left_out() -> None:
     queue = Queue()
     queue.add(b"a")
@@ -385,19 +431,67 @@ def test_an_archive_with_holes_that_nothing_explains_proves_nothing() -> None:
     assert held == [True, False, False]
 
 
+def test_a_table_of_iceberg_has_kafkas_columns(
+    attached: Callable[[str], str], archive_url: str, tmp_path: Path
+) -> None:
+    name, catalog = "k02-transactions", f"sqlite:///{tmp_path}/catalog.db"
+    made = Archive(attached(name), archive_url)
+    made.run("--publish", f"iceberg:{catalog}#lake").good()
+    rows = table_of(catalog, "txn").scan(selected_fields=KAFKA_COLUMNS).to_arrow().to_pylist()
+    wanted = [row for row in consumed(name, COMMITTED) if row["topic"] == "txn"]
+    assert sorted(map(as_dumped, rows), key=PLACE) == wanted
+
+
 # -- JoyQueue --------------------------------------------------------------------------------------
 
 
-def test_joyqueues_messages(attached: Callable[[str], str], archive_url: str) -> None:
-    made = Archive(attached("j01-basic"), archive_url)
-    made.run().good()
-    with gzip.open(plain.FOLDER.parent / "jmq" / "j01-basic.jsonl.gz", "rt") as lines:
+@pytest.mark.parametrize("name", ["j01-basic", "j02-crash", "j02-crash-torn"])
+def test_joyqueues_messages(name: str, attached: Callable[[str], str], archive_url: str) -> None:
+    made = Archive(attached(name), archive_url)
+    made.run("--raw-records").good()
+    with gzip.open(plain.FOLDER.parent / "jmq" / f"{name}.jsonl.gz", "rt") as lines:
         wanted = [row for row in map(json.loads, lines) if row["committed"]]
-    known = {(row["topic"], row["partition"], row["index"]): row for row in wanted}
     rows = made.rows()
-    assert {(row["topic"], row["queue_id"], row["queue_offset"]) for row in rows} == known.keys()
-    assert len(rows) == len(known)
+    found = [
+        (
+            row["topic"],
+            row["queue_id"],
+            row["queue_offset"],
+            b64encode(row["body"]).decode(),
+            row["msg_key"] or "",
+            round(row["store_ts"].timestamp() * 1000),
+        )
+        for row in rows
+    ]
+    names = ("topic", "partition", "index", "body_base64", "business_id", "store_time_ms")
+    assert sorted(found) == sorted(
+        tuple("" if row[name] is None else row[name] for name in names) for row in wanted
+    )
+    assert all(row["record"] for row in rows if row["queue_offset"] == 0)
     made.run("--verify").good()
+    key = next(row["business_id"] for row in wanted if row["business_id"])
+    topic = next(row["topic"] for row in wanted if row["business_id"] == key)
+    hits = here("query", archive_url, topic, "--key", key, "--count", 1000).good().rows
+    mine = [row["index"] for row in wanted if (row["topic"], row["business_id"]) == (topic, key)]
+    assert sorted(row["index"] for row in hits) == sorted(mine)
+
+
+def test_newest_rows_of_a_cleaned_topic_are_those_that_were_not_deleted(
+    attached: Callable[[str], str], archive_url: str
+) -> None:
+    name = "k03-compacted-after2"
+    made = Archive(attached(name), archive_url)
+    made.run().good()
+    words = ("--archive", archive_url, "--topic", "compact", "--dirty-ratio", "0", "--apply", "-")
+    here("compact", made.tier, *words).good()
+    newest: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in consumed(name, COMMITTED):
+        if row["topic"] == "compact":
+            newest[row["partition"], row["key_base64"]] = row
+    question = 'SELECT partition, "offset" FROM "compact$latest"'
+    found = here("sql", archive_url, question, "--json").good().document["rows"]
+    wanted = [(at, row["offset"]) for (at, _), row in newest.items() if row["value_base64"]]
+    assert sorted((row["partition"], row["offset"]) for row in found) == sorted(wanted)
 
 
 # -- Spark -----------------------------------------------------------------------------------------

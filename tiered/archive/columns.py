@@ -72,8 +72,8 @@ PAYLOAD = "value"
 """The column in which Kafka's rows have what others have as ``body``: it may be null there, which deletes a key, and it is
 the name under which Kafka's people look for it. It is stored once, so ``body`` is null."""
 _OF_KAFKA = [name for name in KAFKA_COLUMNS if name != "topic"]
-_MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999, beyond which tools fail. Kafka's producers may say any time: ``timestamp_ms`` has it."""
+_MS_MIN, _MS_MAX = -1, 253_402_300_799_999
+"""None (-1) to the year 9999: of others logs and tools fail. A producer of Kafka's may say any; ``timestamp_ms`` has it."""
 
 
 def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
@@ -338,8 +338,6 @@ class Columns:
         if records.kind is RecordKind.KAFKA:
             found, times, some = self._rows_of_kafka(kafka_records(records, numbers))
             given = found["queue_offset"].to_numpy() - records.base_offset
-            if self._layout.has_records:
-                found[RECORD] = _batches(self._arrow, records, given)
         else:
             messages = foreign_messages(records, numbers)
             given = np.array([one.number for one in messages], np.int64)
@@ -350,8 +348,8 @@ class Columns:
                 "body": self._arrow.array([one.body for one in messages], self._arrow.binary())
             }
             found["queue_offset"] = self._arrow.array(given + records.base_offset)
-            if self._layout.has_records:
-                found[RECORD] = _batches(self._arrow, records, given)
+        if self._layout.has_records:
+            found[RECORD] = _batches(self._arrow, records, given)
         return self._filled(found, times, some, records), given
 
     def _rows_of_kafka(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -324,7 +325,15 @@ def by_day(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
     days = micros // (DAY_MS * 1000)
     if len(days) and (days == days[0]).all():
         return [(int(days[0]), rows)]
-    return [(day, rows.filter(arrow.array(days == day))) for day in np.unique(days).tolist()]
+    # Kafka's producers may say any time: a look at all rows for each day could take for ever.
+    order = np.argsort(days, kind="stable")
+    found, starts = np.unique(days[order], return_index=True)
+    rows = rows.take(arrow.array(order))
+    bounds = [*starts.tolist(), len(days)]
+    return [
+        (day, rows.slice(low, high - low))
+        for day, (low, high) in zip(found.tolist(), pairwise(bounds), strict=True)
+    ]
 
 
 def publish_file(archive: ObjectStore, key: str, written: Written) -> tuple[int, int]:

@@ -64,7 +64,7 @@ def _of_kafka(heads: npt.NDArray[np.void], fits: Flags, sizes: Longs) -> Heads:
     deltas = heads["last_offset_delta"].astype(np.int64)
     lengths = heads["length"].astype(np.int64) + kafka_batch.LENGTH_FROM
     sound = fits & (heads["magic"] == kafka_batch.MAGIC) & (lengths == sizes) & (deltas >= 0)
-    return Heads(sound, lows, lows + deltas + 1, heads["max_timestamp"].astype(np.int64), None)
+    return Heads(sound, lows, lows + deltas + 1, kafka_batch.times_ms(heads), None)
 
 
 def _of_jmq(heads: npt.NDArray[np.void], fits: Flags, sizes: Longs) -> Heads:

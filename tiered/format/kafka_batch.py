@@ -393,6 +393,7 @@ def _decided(
 # All sections of records are unpacked into one row of bytes. Where a record begins is known only once the one before has
 # been read: that is the one loop over records. Each field is then read of all of them at once.
 
+TIME_MS_MAX: Final = (1 << 62) - 1
 _TOGETHER_MIN: Final = 24
 """Sections of which a record each is looked at together; of fewer one by one costs less."""
 _PADDING: Final = bytes(16)
@@ -670,6 +671,12 @@ def with_records(block: BatchBlock, number: int, offsets: Longs, *, bytes_max: i
     head["count"], head["max_timestamp"] = len(kept), records.timestamps_ms[wanted].max()
     head["crc"] = google_crc32c.value(head.tobytes()[CRC_FROM:] + payload)
     return head.tobytes() + payload
+
+
+def times_ms(headers: npt.NDArray[np.void]) -> Longs:
+    """The largest time of each batch as tiers have it: of what a producer says they take -1 (none) to ``TIME_MS_MAX``."""
+    found: Longs = np.clip(headers["max_timestamp"].astype(np.int64), -1, TIME_MS_MAX)
+    return found
 
 
 # -- control batches -------------------------------------------------------------------------------

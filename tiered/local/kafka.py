@@ -48,6 +48,7 @@ from tiered.format.kafka_batch import (
     check_checksums,
     decode_records,
     sound_batches,
+    times_ms,
     walk_batches,
 )
 from tiered.format.kafka_log import INDEX_ENTRY, TIME_ENTRY, LeaderEpochs
@@ -922,7 +923,7 @@ class _Units:
             positions=spread(0, np.cumsum(block.sizes) - block.sizes),
             sizes=sizes.astype(np.int32),
             tag_codes=spread(reasons, tag_codes(RecordKind.KAFKA, epochs, flags)),
-            store_timestamps_ms=fill_times(spread(-1, block.column("max_timestamp")), sizes > 0),
+            store_timestamps_ms=fill_times(spread(-1, times_ms(block.headers)), sizes > 0),
             physical_offsets=spread(-1, block.positions + self._window.at),
             quarantined=self._quarantined(count),
         )
