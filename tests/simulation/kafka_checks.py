@@ -184,11 +184,12 @@ def check_rebuilt(
     what = f"{key} {incarnation.number}: a rebuilt journal says {found}, the lost one {lost}"
     require(found is not None, what)
     assert found is not None
-    lost, found = lost.expired(low), found.expired(low)
-    epochs = [[(number, max(start, low)) for number, start in one.epochs] for one in (lost, found)]
-    require(epochs[0] == epochs[1], f"leaders of {what}")
+    found = found.moved(incarnation.commit)  # it may have found what was never named
     views = [_View(key, incarnation, one.aborted) for one in (lost, found)]
     for offset in range(low, incarnation.commit):
+        leaders = [_leader(one, offset) for one in (lost, found)]
+        is_there = is_batch(incarnation.record(offset) or GAP)
+        require(not is_there or leaders[0] == leaders[1], f"leader at {offset} of {what}")
         was, now = (view.hides(offset) for view in views)
         require(was == now or (now and bool(incarnation.gaps)), f"{offset} of {what}")
     opened = [{pair for pair in one.opened if pair[1] >= low} for one in (lost, found)]

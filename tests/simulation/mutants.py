@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+from simulation.mutants_kafka import KAFKA
 from simulation.mutants_wide import WIDE
 from zlib_ng import zlib_ng
 
@@ -798,6 +799,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a clone's entry is no reason to stop": _cloned_writer_goes_on,
     "capital letters on a store that ignores case": _case_not_escaped,
     **WIDE,
+    **KAFKA,
 }
 RARE: dict[str, Callable[[], Patches]] = {
     "a merge that presumes nothing": _merge_presumes_nothing,
