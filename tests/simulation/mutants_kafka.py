@@ -116,9 +116,11 @@ KAFKA: dict[str, Callable[[], Patches]] = {
     "leaders survive a truncation": _epochs_not_clipped,
     "open transactions forgotten at a restart": _open_forgotten,
     "a node is not asked what is open": _node_not_asked,
-    "a node alone is asked what is open": _node_alone_asked,
     "the topic's id not compared": _topic_not_compared,
     "the last stable offset not honoured": _stable_end_not_honoured,
     "batches measured short where a part is cut": _batch_cut_in_two,
+}
+KAFKA_RARE: dict[str, Callable[[], Patches]] = {
+    "a node alone is asked what is open": _node_alone_asked,
     "a rebuild trusts what was truncated since": _rebuilt_from_what_was_cut,
 }
