@@ -93,7 +93,7 @@ def test_bytes_that_are_no_batch_are_not_sound():
 
 
 @given(st.sets(st.integers(0, 5)), st.booleans())
-def test_fingerprints_stand_the_cleaner(kept: set[int], has_horizon: bool):  # noqa: FBT001 (drawn)
+def test_fingerprints_stand_the_cleaner(kept: set[int], has_horizon: bool):
     fields = {"base_offset": 40, "leader_epoch": 2, "producer_id": 9, "base_sequence": 3}
     had = batch(section([(n, 0, b"k", b"%d" % n, ()) for n in range(6)]), 6, **fields)
     left = [(n, 0, b"k", b"%d" % n, ()) for n in sorted(kept)]

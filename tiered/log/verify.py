@@ -710,7 +710,7 @@ class QueueComparison:
         for number in np.flatnonzero(~compacted).tolist():
             ours, theirs = tier.record(number), local.record(number)
             what = _difference(ours, theirs)
-            if what and is_same_batch(tier.kind, memoryview(ours), memoryview(theirs)):
+            if what and is_same_batch(tier.kind, ours.tobytes(), theirs.tobytes()):
                 continue  # which the cleaner has made smaller since
             if what:
                 self._differences += 1
