@@ -11,9 +11,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from simulation.checker import raws_of
 from simulation.contents import COMPACTED, GAP
-from simulation.history import ViolationError, require
+from simulation.history import ViolationError, raws_of, require
 from simulation.process import SimStore
 from simulation.scheduler import Owner, SimClock
 

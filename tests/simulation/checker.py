@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.contents import (
     COMPACTED,
-    hole,
     is_hole,
     is_tombstone,
     key_of,
     keys_of,
-    store_ms,
-    tag_code,
 )
-from simulation.history import ViolationError, require
+from simulation.history import ViolationError, raws_of, require
 from simulation.kafka_broker import KafkaBroker
 from simulation.kafka_checks import check_lineage, require_said
 from simulation.reclaimer import TTL_S, reclaim_all
@@ -34,13 +31,10 @@ from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from simulation.broker import Branch, QueueKey
     from simulation.incarnations import ModelIncarnation, Segment
     from simulation.world import World
 
-    from tiered.local.interface import RecordBatch
     from tiered.log import parts as product
     from tiered.log.parts import Incarnation, TierState
     from tiered.log.verify_report import Problem
@@ -254,18 +248,6 @@ def _check_incarnations(world: World, reader: TierReader, key: QueueKey) -> None
             reader.queue(queue, number).incarnation is incarnation,
             f"{key} has lost incarnation {number}",
         )
-
-
-def raws_of(records: RecordBatch) -> Iterator[bytes]:
-    """What a batch has, written as history writes it; its tag codes and times are those of the records."""
-    fields = (records.positions, records.sizes, records.tag_codes, records.store_timestamps_ms)
-    for low, size, tag, time_ms in zip(*(field.tolist() for field in fields), strict=True):
-        raw = bytes(memoryview(records.data)[low : low + size]) if size else hole(tag)
-        require(tag == tag_code(raw), f"I3: tag code {tag} is not {tag_code(raw)}")
-        require(
-            not size or time_ms == store_ms(raw), f"I3: {time_ms} is not {size and store_ms(raw)}"
-        )
-        yield raw
 
 
 def check_level(world: World, key: QueueKey) -> None:

@@ -27,6 +27,7 @@ from simulation.contents import (
     joined,
     key_of,
     payload,
+    store_ms,
     table,
     tag_code,
 )  # fmt: skip
@@ -35,10 +36,12 @@ from simulation.kafka_batches import covers, is_batch
 from simulation.kafka_lineage import Said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from simulation.broker import Broker, QueueKey
     from simulation.contents import Section
+
+    from tiered.local.interface import RecordBatch
 
 FOREIGN = (
     "notes", "journal/notes.txt", "journal/00000000000000000003.bak", "journal/00000000000000000002.checkpoint.tmp",
@@ -63,6 +66,18 @@ def require(holds: bool, what: str) -> None:
     """Raise a ``ViolationError`` unless it holds."""
     if not holds:
         raise ViolationError(what)
+
+
+def raws_of(records: RecordBatch) -> Iterator[bytes]:
+    """What a batch has, written as history writes it; its tag codes and times are those of the records."""
+    fields = (records.positions, records.sizes, records.tag_codes, records.store_timestamps_ms)
+    for low, size, tag, time_ms in zip(*(field.tolist() for field in fields), strict=True):
+        raw = bytes(memoryview(records.data)[low : low + size]) if size else hole(tag)
+        require(tag == tag_code(raw), f"I3: tag code {tag} is not {tag_code(raw)}")
+        require(
+            not size or time_ms == store_ms(raw), f"I3: {time_ms} is not {size and store_ms(raw)}"
+        )
+        yield raw
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simulation.contents import GAP, hole
-from simulation.kafka_batches import head_of, is_batch
+from simulation.history import raws_of, require
+from simulation.kafka_batches import TRANSACTIONAL, head_of, is_batch
 from simulation.kafka_broker import open_at
 from simulation.kafka_lineage import Said, Walk, walk
 
 from tiered.local.interface import HoleReason
 from tiered.log.lineage import Isolation
-from tiered.log.reader import TierReader
+from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from simulation.broker import Branch, QueueKey
     from simulation.incarnations import ModelIncarnation
     from simulation.kafka_broker import KafkaBroker
+    from simulation.kafka_lineage import Aborted
     from simulation.world import World
 
     from tiered.log.parts import LineageFacts
@@ -41,136 +46,153 @@ def said_of(facts: LineageFacts | None) -> Said | None:
 
 def require_said(what: str, facts: LineageFacts | None, known: Said | None) -> None:
     """The state is what entries have said."""
-    from simulation.history import require
-
     require(said_of(facts) == known, f"I5: {what} has {said_of(facts)}, not {known}")
 
 
 def check_lineage(world: World, broker: KafkaBroker) -> None:
     """Each queue's present incarnation says what a walk over its records finds, and its readers see the same."""
-    readers = {
-        isolation: TierReader(world.memory, world.place.prefix, isolation)
-        for isolation in Isolation
-    }
-    for reader in readers.values():
+    for isolation in Isolation:
+        reader = TierReader(world.memory, world.place.prefix, isolation)
         reader.refresh()
-    for key, incarnations in world.history.queues.items():
-        incarnation = incarnations[-1]
-        if incarnation.lineage is None:
-            continue
-        true = _of_its_branch(world, broker, key, incarnation)
-        for isolation, reader in readers.items():
-            _check_seen(world, key, incarnation, true, isolation, reader)
+        for key, incarnations in world.history.queues.items():
+            incarnation = incarnations[-1]
+            if incarnation.lineage is not None:
+                aborted = _checked(world, broker, key, incarnation).aborted
+                hides = isolation is Isolation.COMMITTED
+                view = _View(key, incarnation, aborted if hides else None)
+                world.count("hidden", view.check(reader.queue(MessageQueue(*key))))
 
 
-def _of_its_branch(
+def _checked(
     world: World, broker: KafkaBroker, key: QueueKey, incarnation: ModelIncarnation
-) -> Walk:
+) -> Said:
     """What a walk finds, with what the node says where the tier has not all; it has to be what was said."""
-    from simulation.history import require
-
-    said, course = (
-        incarnation.lineage,
-        sorted(world.history.courses[(*key, incarnation.number)][-1].items()),
-    )
-    assert said is not None
-    said = said.expired(incarnation.min)  # what has come since may tell of more that is over
-    found = []
+    assert incarnation.lineage is not None
+    said = incarnation.lineage.expired(
+        incarnation.min
+    )  # what came since may tell of more that is over
+    found: list[Said] = []
+    courses = world.history.courses[*key, incarnation.number]
     for branch in reversed(broker.branches[key]):
-        if not _is_of(broker, branch, incarnation):
-            continue
-        true = _walked(course, branch, said)
-        mine = Said(
-            said.topic_id,
-            tuple(true.epochs),
-            tuple(sorted(true.opened.items())),
-            tuple(true.aborted),
-        )
-        mine = mine.expired(incarnation.min)
-        if (mine.epochs, mine.aborted) == (said.epochs, said.aborted) and (
-            mine.opened == said.opened or not said.is_sure
-        ):
-            world.count("lineage checked")
-            world.count("open at the end", len(mine.opened))
-            world.count("aborted at the end", len(mine.aborted))
-            return true
-        found.append(mine)
-    require(
-        not found, f"lineage of {key} {incarnation.number} is {said}, and a walk finds {found[:1]}"
-    )
+        if _is_of(broker, branch, incarnation):
+            true = _as_said(walk(sorted(courses[-1].items()), _Opening(branch)), said)
+            true = true.expired(incarnation.min)
+            opened = true.opened if said.is_sure else said.opened
+            if (true.epochs, opened, true.aborted) == (said.epochs, said.opened, said.aborted):
+                world.count("lineage checked")
+                world.count("open at the end", len(said.opened))
+                world.count("aborted at the end", len(said.aborted))
+                return true
+            found.append(true)
+    require(not found, f"lineage of {key} {incarnation.number} is {said}; a walk finds {found[:1]}")
     world.count("lineage of no branch")
-    return Walk(dict(said.opened), [*said.epochs], [*said.aborted])
+    return said
 
 
-def _walked(course: list[tuple[int, bytes]], branch: Branch, said: Said) -> Walk:
-    return walk(course, lambda offset: open_at(branch, offset))
+@dataclass
+class _Opening:
+    """What is open at an offset of a course of events."""
+
+    branch: Branch
+
+    def __call__(self, offset: int) -> dict[int, int]:
+        return open_at(self.branch, offset)
+
+
+def _as_said(true: Walk, said: Said) -> Said:
+    opened = tuple(sorted(true.opened.items()))
+    return Said(said.topic_id, tuple(true.epochs), opened, tuple(true.aborted), said.is_sure)
 
 
 def _is_of(broker: KafkaBroker, branch: Branch, incarnation: ModelIncarnation) -> bool:
     """Whether all that an incarnation has is, or was, of a course of events."""
-    return (
-        all(
-            broker.is_same(raw, branch.at(offset))
-            or branch.at(offset) is None
-            or not is_batch(branch.at(offset) or b"")
-            for row in incarnation.rows
-            for offset, raw in enumerate(row.records, row.start)
-            if is_batch(raw)
+    return branch.end >= incarnation.commit and all(
+        broker.is_same(raw, branch.at(offset)) or not is_batch(branch.at(offset) or b"")
+        for row in incarnation.rows
+        for offset, raw in enumerate(row.records, row.start)
+        if is_batch(raw)
+    )
+
+
+@dataclass
+class _View:
+    """What a consumer of the node would see.
+
+    Attributes:
+        key: Of which queue.
+        incarnation: Which.
+        aborted: What was aborted in it; None: that is seen, too, and what is open.
+    """
+
+    key: QueueKey
+    incarnation: ModelIncarnation
+    aborted: Sequence[Aborted] | None
+
+    @property
+    def end(self) -> int:
+        """The last stable offset, where that counts."""
+        now = self.incarnation
+        if self.aborted is None or now.lineage is None:
+            return now.commit
+        return max(now.min, min([now.commit, *(first for _, first in now.lineage.opened)]))
+
+    def check(self, reader: QueueReader) -> int:
+        """Hold what a reader gets against it, offset by offset; how many offsets are hidden."""
+        low, end, seen = self.incarnation.min, self.end, dict[int, bytes]()
+        what = f"{self.key} {self.incarnation.number}{' committed' * (self.aborted is not None)}"
+        for found in reader.batches(QueueOffset(low)):
+            if isinstance(found, Gap):
+                gap = range(max(found.start, low), min(found.end, end))
+                seen |= dict.fromkeys(gap, GAP)
+            else:
+                seen |= dict(enumerate(raws_of(found.records), found.records.base_offset))
+        ends = min(seen, default=low), max(seen, default=low - 1) + 1, len(seen)
+        require(ends == (low, end, end - low), f"{what} shows {ends}, not [{low}, {end})")
+        for offset, raw in seen.items():
+            is_hidden, mine = self.hides(offset), self.incarnation.record(offset) or GAP
+            mine = HIDDEN if is_hidden else mine
+            require(raw == mine, f"{what} shows {raw[:70]!r} at {offset}, not {mine[:70]!r}")
+        return sum(map(self.hides, seen))
+
+    def hides(self, offset: int) -> bool:
+        """Whether what is at an offset is nothing for readers."""
+        raw = self.incarnation.record(offset) or GAP
+        if not is_batch(raw):
+            return False
+        head = head_of(raw)
+        is_data = bool(head.attributes & TRANSACTIONAL)
+        return head.is_control or any(
+            is_data and who == head.producer_id and first <= offset < last
+            for who, first, last in self.aborted or ()
         )
-        and branch.end >= incarnation.commit
-    )
 
 
-def _check_seen(
-    world: World,
-    key: QueueKey,
-    incarnation: ModelIncarnation,
-    true: Walk,
-    isolation: Isolation,
-    reader: TierReader,
+def _leader(said: Said, offset: int) -> int | None:
+    return next((number for number, start in reversed(said.epochs) if start <= offset), None)
+
+
+def check_rebuilt(
+    world: World, key: QueueKey, facts: LineageFacts | None, incarnation: ModelIncarnation
 ) -> None:
-    """What a reader sees is what a consumer of the node would: by offset."""
-    from simulation.history import require
+    """A rebuilt journal says of the records that are left what the lost one said, but for the topic's id.
 
-    end = incarnation.commit
-    hides = isolation is Isolation.COMMITTED
-    assert incarnation.lineage is not None
-    if hides:
-        firsts = [first for _, first in incarnation.lineage.opened]
-        end = max(incarnation.min, min([end, *firsts]))
-    seen: dict[int, bytes] = {}
-    what = f"{key} {incarnation.number} under {isolation.value}"
-    queue = reader.queue(MessageQueue(*key))
-    for found in queue.batches(QueueOffset(incarnation.min)):
-        if isinstance(found, Gap):
-            seen |= dict.fromkeys(
-                range(max(found.start, incarnation.min), min(found.end, end)), GAP
-            )
-        else:
-            first = int(found.records.base_offset)
-            seen |= dict(enumerate(_as_seen(found), first))
-    require(
-        sorted(seen) == [*range(incarnation.min, end)],
-        f"{what} shows {sorted(seen)}, not up to {end}",
-    )
-    for offset, raw in seen.items():
-        mine = incarnation.record(offset) or GAP
-        if is_batch(mine) and _is_hidden(mine, offset, true, hides=hides):
-            world.count("hidden")
-            mine = HIDDEN
-        require(raw == mine, f"{what} shows {raw[:70]!r} at {offset}, not {mine[:70]!r}")
-
-
-def _as_seen(found: object) -> list[bytes]:
-    from simulation.checker import raws_of
-
-    return [*raws_of(found.records)]  # type: ignore[attr-defined]
-
-
-def _is_hidden(raw: bytes, offset: int, true: Walk, *, hides: bool) -> bool:
-    head = head_of(raw)
-    if head.is_control:
-        return True
-    ends = [(who, low, high) for who, low, high in true.aborted if who == head.producer_id]
-    is_data = bool(head.attributes & 16)
-    return hides and is_data and any(low <= offset < high for _, low, high in ends)
+    Of a transaction some of whose records never came, or are gone, only the local store can tell when it began.
+    """
+    lost, found, low = incarnation.lineage, said_of(facts), incarnation.min
+    if lost is None:
+        return
+    what = f"{key} {incarnation.number}: a rebuilt journal says {found}, the lost one {lost}"
+    require(found is not None, what)
+    assert found is not None
+    found = found.moved(incarnation.commit)  # it may have found what was never named
+    views = [_View(key, incarnation, one.aborted) for one in (lost, found)]
+    for offset in range(low, incarnation.commit):
+        leaders = [_leader(one, offset) for one in (lost, found)]
+        is_there = is_batch(incarnation.record(offset) or GAP)
+        require(not is_there or leaders[0] == leaders[1], f"leader at {offset} of {what}")
+        was, now = (view.hides(offset) for view in views)
+        require(was == now or (now and bool(incarnation.gaps)), f"{offset} of {what}")
+    opened = [{pair for pair in one.opened if pair[1] >= low} for one in (lost, found)]
+    is_whole = lost.is_sure and not incarnation.gaps
+    require(not is_whole or opened[0] <= opened[1], f"what is open of {what}")
+    world.count("lineage rebuilt")

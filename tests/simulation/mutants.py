@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+from simulation.mutants_kafka import KAFKA, KAFKA_RARE
 from simulation.mutants_wide import WIDE
 from zlib_ng import zlib_ng
 
@@ -798,11 +799,13 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a clone's entry is no reason to stop": _cloned_writer_goes_on,
     "capital letters on a store that ignores case": _case_not_escaped,
     **WIDE,
+    **KAFKA,
 }
 RARE: dict[str, Callable[[], Patches]] = {
     "a merge that presumes nothing": _merge_presumes_nothing,
     "read in bulk behind what has come meanwhile": _read_behind_what_came,
     "records taken while a gap is on its way": _taken_while_a_gap_is_on_its_way,
+    **KAFKA_RARE,
 }
 """Not found within the normal number of seeds, since too much has to meet; unit tests hold these."""
 QUICK = ("exists taken for done", "switch base off by one")

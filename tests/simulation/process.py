@@ -12,7 +12,7 @@ from simulation.scheduler import Owner, SimClock, SimLock
 from backends.base import as_chunks
 from backends.errors import BackendError, UnavailableError, UnknownOutcomeError
 from backends.registry import PREFIX as PROBES
-from backends.testing.faulty import SimulatedCrash
+from backends.testing.faulty import Fault, SimulatedCrash
 from backends.wrapping import MeteredStore, WrappingStore
 from tiered.attach.settings import IndexSettings
 from tiered.attach.writer import Attachment, AttachSettings
@@ -214,7 +214,14 @@ class Process(Owner):
             pass
         except FencedError as error:
             self.fenced = True
-            if not self.has_rivals and self.attachment.dispatcher is not None:
+            is_misread = any(
+                event.fault is Fault.FLIP and event.key in str(error)
+                for event in self.world.faulty.events
+            )
+            is_just = (
+                self.has_rivals or is_misread
+            )  # (its own object, as it was read, is another's)
+            if not is_just and self.attachment.dispatcher is not None:
                 self._broken(f"fenced without a rival: {error}")
         except (StoreUnavailableError, ClosedError, BackendError):
             pass  # it could not begin, or gave up; an operator starts another

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from simulation.contents import is_hole
 from simulation.history import require
+from simulation.kafka_broker import KafkaBroker
+from simulation.kafka_checks import check_rebuilt
 from simulation.scheduler import START_MS
 
 from backends.testing.faulty import FaultyStore
@@ -103,7 +105,10 @@ def _rebuild(world: World, store: FaultyStore, rng: random.Random) -> None:
     reader.refresh()
     for queue, incarnations in sorted(world.history.queues.items()):
         if incarnations[-1].rows:
-            _has_all(queue, reader.incarnations(MessageQueue(*queue))[-1], incarnations[-1])
+            found = reader.incarnations(MessageQueue(*queue))[-1]
+            _has_all(queue, found, incarnations[-1])
+            if isinstance(world.broker, KafkaBroker):
+                check_rebuilt(world, queue, found.incarnation.lineage, incarnations[-1])
 
 
 def _has_all(queue: QueueKey, reader: QueueReader, incarnation: ModelIncarnation) -> None:

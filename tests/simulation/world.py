@@ -179,8 +179,7 @@ class World:
         self.broker = self._make_broker(TOPICS_FOLDED if folds else TOPICS, rng.randrange(1, 5))
         self.packs = self.broker.repeats = seed % PACKS_EVERY == PACKS_EVERY - 1
         self._own = self._give_keys(seed)  # (others' draws are theirs alone)
-        has_persons = seed % PERSONS_EVERY == 2 and self.reads_records
-        self.persons = random.Random(seed + 4) if has_persons else None
+        self.persons = self._have_persons(seed)
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
@@ -327,6 +326,10 @@ class World:
         for name in ("bundle_bytes", "merged_bytes_max", "own_bytes"):
             self.dispatch[name] *= 50
         self.dispatch |= {"buffer_bytes_max": 600_000, "window_bytes": 150_000}
+
+    def _have_persons(self, seed: int) -> random.Random | None:
+        has = seed % PERSONS_EVERY == 2 and self.reads_records
+        return random.Random(seed + 4) if has else None
 
     def _give_keys(self, seed: int) -> random.Random | None:
         """Where somebody compacts: chance of its own, for that and for keys."""

@@ -248,9 +248,10 @@ class LineageTracker:
         incarnation = self._state().incarnation(commit.queue)
         if incarnation is None or incarnation.number != commit.incarnation:
             return None
-        facts, gaps = incarnation.lineage, incarnation.gaps
-        if facts and gaps and gaps[-1].end == commit.queue_offset:
-            return replace(facts, opened=())  # what was open before the gap may have ended in it
+        facts, segments = incarnation.lineage, incarnation.segments
+        if facts and not (segments and segments[-1].parts.queue_end == commit.queue_offset):
+            # What was open before a gap may have ended in it: the local store says.
+            return replace(facts, opened=(), is_sure=False)
         return facts
 
 

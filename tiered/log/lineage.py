@@ -91,14 +91,15 @@ def _told(
     opened = {one.producer: one.first for one in known.opened}
     epochs, aborted = list[LeaderEpoch](), list[AbortedRange]()
     last = known.epochs[-1].number if known.epochs else None
-    end = None
+    end, doubtful = None, set[tuple[int, int]]()
     for batch in batches:
         if end is not None and batch.base_offset != end:
-            opened.clear()  # a gap: what was open before it may have ended there
+            doubtful |= opened.items()  # they may have ended in the gap
         end = batch.end_offset
         last = _new_epochs(batch, last, epochs)
         aborted += _follow(batch, opened)
-    return epochs, tuple(OpenTransaction(*one) for one in sorted(opened.items())), aborted
+    left = sorted(opened.items() - doubtful)
+    return epochs, tuple(OpenTransaction(*one) for one in left), aborted
 
 
 def found_in(known: LineageFacts | None, batches: Iterable[RecordBatch]) -> LineageFacts:

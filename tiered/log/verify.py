@@ -708,9 +708,9 @@ class QueueComparison:
         compacted = tier.compacted | local.compacted
         self._count.compacted_messages += int(np.count_nonzero(compacted))
         for number in np.flatnonzero(~compacted).tolist():
-            what = _difference(tier.record(number), local.record(number))
-            mine, theirs = (side.record(number).tobytes() for side in (tier, local))
-            if what and is_same_batch(tier.kind, mine, theirs):
+            ours, theirs = tier.record(number), local.record(number)
+            what = _difference(ours, theirs)
+            if what and is_same_batch(tier.kind, ours.tobytes(), theirs.tobytes()):
                 continue  # which the cleaner has made smaller since
             if what:
                 self._differences += 1
