@@ -325,3 +325,33 @@ def test_times_are_found_as_the_node_does(node: Node, url: str, turn: int) -> No
         wanted = {row["partition"]: row[f"from_{time_ms}"] for row in said}
         expected = [r for r in rows if r["offset"] >= wanted[r["partition"]] >= 0]
         check_lines(tiered(url, "timed", "--from", str(time_ms)), expected)
+
+
+@pytest.mark.slow
+def test_partitions_move_between_directories_of_a_node(tmp_path: Path, url: str, turn: int) -> None:
+    """A node of two ``log.dirs``; each partition goes to the other one while it is written to."""
+    first, other = tmp_path / "logs", tmp_path / "other"
+    both = f"{first},{other}"
+    settings = {"log_dirs": both, "replica_high_watermark_checkpoint_interval_ms": 1000}
+    with kafka_node.Node(first, **settings) as node:
+        node.create("moved", 4)
+        node.produce("moved", partitions=4, seed=turn, txn_id="a", txn="commit:30,abort:50")
+        with Attach(both, url, tmp_path / "attach.log", FOLLOW) as attach:
+            load = {"count": 1500, "rate": 150, "seed": turn + 1, "idempotent": "true"}
+            producer = node.producing("moved", partitions=4, **load)
+            wait_acked([producer], SOME)
+            to = {n: other if (first / f"moved-{n}").exists() else first for n in range(4)}
+            assert set(to.values()) == {first, other}
+            for number, folder in to.items():
+                node.call("move", topic="moved", partition=number, dir=folder)
+            until(lambda: all((folder / f"moved-{n}").exists() for n, folder in to.items()))
+            producer.ended()
+            node.produce("moved", partitions=4, seed=turn + 2, txn_id="a", txn="abort:50,commit:30")
+            wait_level(node, url)
+            said = attach.stop()
+        assert [said[name] for name in ("quarantined", "gaps", "truncated", "begun_anew")] == [
+            0
+        ] * 4
+        for isolation in ISOLATIONS:
+            expected = node.consume(isolation=isolation)
+            check_lines(tiered(url, "moved", "--isolation", isolation), expected)
