@@ -19,7 +19,7 @@ from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import INNER_BATCH
-from tiered.log.messages import kafka_records
+from tiered.log.messages import foreign_messages, kafka_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ def select_items(
 
     Raises:
         DataError: A record is damaged.
-        InvalidError: Records of this store have nothing that the filter could look at.
+        InvalidError: They are not RocketMQ's, and tags are asked for, which others do not have.
     """
     if batch.kind is not RecordKind.ROCKETMQ:
         return _select_foreign(batch, codes, names, test)
@@ -135,23 +135,18 @@ def _select_foreign(
     names: Sequence[str],
     test: Callable[[Row], bool],
 ) -> npt.NDArray[np.int64]:
-    """Of Kafka's records the headers are the properties."""
+    """Of Kafka's records the headers are the properties, of JoyQueue's messages the attributes."""
     if codes is not None:
-        what, do = (
-            f"records of {batch.queue} have no tags: they are not RocketMQ's",
-            "leave out the tags",
-        )
-        raise InvalidError(what, do=do)
-    if batch.kind is not RecordKind.KAFKA:
-        raise InvalidError(
-            f"messages of {batch.queue} have no properties", do="leave out the expression"
-        )
-    offsets = [
-        record.offset
-        for record in kafka_records(batch).messages()
-        if test(tuple(map(record.properties.get, names)))
-    ]
-    return np.array(offsets, np.int64) - batch.base_offset
+        what = f"records of {batch.queue} have no tags: they are not RocketMQ's"
+        raise InvalidError(what, do="leave out the tags")
+    every: list[tuple[int, Mapping[str, str]]]
+    if batch.kind is RecordKind.KAFKA:
+        records = kafka_records(batch).messages()
+        every = [(one.offset - batch.base_offset, one.properties) for one in records]
+    else:
+        every = [(one.number, one.json["attributes"] or {}) for one in foreign_messages(batch)]
+    found = [number for number, properties in every if test(tuple(map(properties.get, names)))]
+    return np.array(found, np.int64)
 
 
 def _judge(

@@ -108,6 +108,6 @@ def test_names_of_partitions() -> None:
 
 
 def test_spark_s_schema_is_ours() -> None:
-    from tiered.spark.source import DDL
+    from tiered.spark.options import DDL
 
     assert [column.split()[0] for column in DDL.split(", ")] == schema().names

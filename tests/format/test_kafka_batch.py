@@ -170,6 +170,36 @@ def test_a_damaged_section_costs_its_batch_alone(payloads: list[bytes], data: st
     assert not set(found.batches.tolist()) & found.faults.keys()
 
 
+@given(
+    st.lists(st.tuples(records, st.integers(-1, 1), st.binary(max_size=2)), min_size=1, max_size=9)
+)
+def test_sections_looked_at_together_are_what_each_is_by_itself(
+    some: list[tuple[list[plain.Plain], int, bytes]],
+):
+    raw, sound = b"", True
+    for base, (mine, more, tail) in enumerate(some):
+        payload = plain.section([(n, *rest) for n, (_, *rest) in enumerate(mine)]) + tail
+        raw += plain.batch(payload, len(mine) + more, base_offset=100 * base, last_offset_delta=99)
+        sound &= not more and not tail
+    found = []
+    for together_min in (1, 1 << 30):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kafka_batch, "_TOGETHER_MIN", together_min)
+            columns = records_of(read(raw))
+        found.append(
+            (
+                columns.faults,
+                columns.data,
+                *(
+                    getattr(columns, name).tolist()
+                    for name in ("batches", "offsets", "key_starts", "value_sizes", "header_starts")
+                ),
+            )
+        )
+    assert found[0] == found[1]
+    assert not found[0][0] if sound else True
+
+
 @given(records, st.integers(0, 10**6), st.integers(0, 255))
 def test_columns_are_what_a_plain_reader_finds(some: list[plain.Plain], place: int, byte: int):
     placed = [(n, *rest) for n, (_, *rest) in enumerate(some)]
@@ -221,6 +251,25 @@ def test_offsets_that_nothing_covers_are_certain_or_damage():
     assert faults(0, 110, 105, 200) == [1, 2]
 
 
+def test_a_last_batch_that_nothing_confirms_is_left_undecided():
+    one = plain.section([(0, 0, b"k", b"v", ())])
+    first, joined, apart = (
+        plain.batch(one, 1, base_offset=row, last_offset_delta=9) for row in (0, 10, 15)
+    )
+    size = len(first)
+    for raw, is_whole, wanted in (
+        (first + joined, False, ([0, 10], 2 * size, False)),
+        (first + apart, False, ([0], size, False)),
+        (first + apart, True, ([0, 15], 2 * size, True)),
+    ):
+        found = kafka_batch.sound_batches(raw, 0, 100, is_whole=is_whole)
+        assert (found.block.base_offsets.tolist(), found.end, found.is_all) == wanted
+    found = kafka_batch.sound_batches(first + apart, 0, 20, is_whole=True)
+    assert (found.block.base_offsets.tolist(), found.end) == ([0], 2 * size)
+    found = kafka_batch.sound_batches(first + joined, 0, 10, is_whole=False)
+    assert (found.block.base_offsets.tolist(), found.end, found.is_all) == ([0], size, True)
+
+
 def test_places_that_cannot_be_are_faults():
     one = plain.section([(0, 0, b"k", b"v", ())])
     rows = [0, 1, 90, 3, 4, 2, 5]
@@ -260,6 +309,12 @@ def test_nothing_is_unpacked_beyond_a_bound(codec: Codec):
     data = b"ab" * 50_000
     packed = pack(data)
     assert unpack(codec, memoryview(packed), len(data)) == data
+    for count in (1 << 20, (1 << 20) + 1, 3 << 20):
+        long = bytes(range(256)) * (count // 256) + b"a" * (count % 256)
+        assert unpack(codec, pack(long), count) == long
+        assert unpack(codec, pack(long), 1 << 23) == long
+        with pytest.raises(UnpackError):
+            unpack(codec, pack(long), count - 1)
     for wrong, limit in ((packed, len(data) - 1), (packed[:-3], len(data))):
         with pytest.raises(UnpackError):
             unpack(codec, wrong, limit)

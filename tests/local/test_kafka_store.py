@@ -322,6 +322,24 @@ def test_a_truncation_is_a_fall_though_the_log_has_grown_again(node: FakeNode):
         assert lineage.epochs == (LeaderEpoch(0, 0), LeaderEpoch(5, 60))
 
 
+def test_a_read_sees_a_truncation_that_no_poll_has_seen(node: FakeNode):
+    node.make(ONE)
+    for _ in range(10):
+        node.append(ONE)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        node.truncate(ONE, 60)
+        node.lead(ONE, 5)
+        for _ in range(4):
+            node.append(ONE)
+        node.checkpoint({ONE: 70})
+        batch = store.read(ONE, QueueOffset(60), bytes_max=1 << 20, count_max=1000)
+        assert batch is not None
+        assert batch.end_offset == 70
+        assert {line["leader_epoch"] for line in lines_of(batch)} == {5}
+        assert store.read(ONE, QueueOffset(70), bytes_max=1, count_max=1) is None
+
+
 def test_an_end_that_falls_is_a_fall(node: FakeNode):
     node.make(ONE)
     for _ in range(10):
@@ -520,10 +538,12 @@ def test_many_threads_read_while_the_log_grows_and_is_cleaned(node: FakeNode):
         with ThreadPoolExecutor(4) as pool:
             jobs = [pool.submit(read, seed) for seed in range(8)]
             for step in range(2, 30):
-                new = path.with_name(path.name + ".swap")
+                new = path.with_name(path.name + ".cleaned")
                 new.write_bytes(b"".join(raw for n, raw in enumerate(raws) if n % step))
-                new.replace(path)
+                new.rename(path.with_name(path.name + ".swap"))
+                path.rename(path.with_name(f"{path.name}.{step}.deleted"))
                 store.refresh()
+                path.with_name(path.name + ".swap").rename(path)
             for job in jobs:
                 job.result()
 
@@ -587,6 +607,27 @@ def test_zeros_behind_a_log_are_its_end_however_many(node: FakeNode):
     with contextlib.closing(open_store(node.path)) as store:
         assert follow_all(store)[ONE].end == 30
         assert store.queues()[ONE].end == 30
+
+
+def test_a_batch_with_a_hole_of_the_file_in_it_is_read(node: FakeNode):
+    """As a copy leaves it that makes files sparse."""
+    node.make(ONE)
+    node.append(ONE)
+    payload = plain.section([(0, 0, b"k", bytes(3 << 20), ())])
+    raw = plain.batch(payload, 1, base_offset=10)
+    with node.segments(ONE)[-1].open("r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(raw[:4096])
+        file.seek(len(raw) - 4097, os.SEEK_CUR)
+        file.write(raw[-1:])
+    node.ends[ONE] = 11
+    node.append(ONE)
+    node.checkpoint()
+    with contextlib.closing(open_store(node.path)) as store:
+        found = follow_all(store, 1)[ONE]
+        assert found.end == 21
+        assert not found.holes
+        assert len(found.lines) == 21
 
 
 def test_transactions_open_at_the_log_start_come_from_a_snapshot_and_the_log(node: FakeNode):

@@ -134,7 +134,7 @@ class _PartitionStore(SyntheticStore):
         self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
         row = self._queues.get(queue)
-        if not isinstance(row, _Partition) or start >= row.end:
+        if not isinstance(row, _Partition) or max(start, row.base) >= row.end:
             return None
         low = end = max(start, row.base)
         size = 0

@@ -18,24 +18,19 @@ leader_epoch    int32                                 -1: unknown
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tiered.api.arrow import ArrowMaker, load_pyarrow, schema_of, spans_array
+from tiered.api.arrow import load_pyarrow, schema_of, spans_array
 from tiered.format.kafka_message import CREATE_TIME, LOG_APPEND_TIME
-from tiered.format.record_kind import RecordKind
-from tiered.log.messages import kafka_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
     import pyarrow as pa
 
     from tiered.format.kafka_message import KafkaRecords
-    from tiered.log.decode import TierBatch
 
 KAFKA_COLUMNS: Final = (
     "topic",
@@ -118,34 +113,3 @@ def _headers(arrow: Any, records: KafkaRecords) -> Any:  # noqa: ANN401 (pyarrow
     pairs = arrow.StructArray.from_arrays([names, values], ["name", "value"])
     lists = arrow.ListArray.from_arrays(columns.header_starts.astype(np.int32), pairs)
     return lists if len(rows) == len(lists) else lists.take(arrow.array(rows))
-
-
-class AnyArrowMaker:
-    """Makes record batches of messages of any store, in the words of that store. For one thread."""
-
-    def __init__(self, columns: Sequence[str] | None) -> None:
-        """Choose the columns.
-
-        Raises:
-            InvalidError: No store has such columns.
-        """
-        self._columns = columns
-        if columns is None or not set(columns) <= set(KAFKA_COLUMNS):
-            self._usual  # noqa: B018 (it raises)
-
-    @cached_property
-    def _usual(self) -> ArrowMaker:
-        return ArrowMaker(self._columns)
-
-    def make(self, batch: TierBatch, numbers: npt.NDArray[np.int64] | None) -> pa.RecordBatch:
-        """As ``ArrowMaker.make``.
-
-        Raises:
-            InvalidError: Messages of this queue have no such column.
-        """
-        records, queue = batch.records, batch.records.queue
-        if records.kind is not RecordKind.KAFKA:
-            return self._usual.make(batch, numbers)
-        wanted, found = kafka_schema(self._columns), kafka_records(records, numbers)
-        made = kafka_columns(found, queue.topic, queue.queue_id, wanted.names)
-        return load_pyarrow().RecordBatch.from_arrays(list(made.values()), schema=wanted)

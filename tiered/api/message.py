@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
 from tiered.format.record import SYS_FLAG_AT, Record, RecordError, decode_record, offset_msg_id
 from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
-from tiered.log.messages import items, kafka_records
+from tiered.log.messages import foreign_messages, items, kafka_records
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tiered.index.lookup import AnyHit, Lookup
     from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
+    from tiered.log.messages import ForeignMessage
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -198,81 +199,84 @@ class Message:
         )
 
 
-class KafkaMessage(Message):
+class _ForeignMessage(Message):
+    """A message of another store, which is decoded: it has no record of RocketMQ's."""
+
+    __slots__ = ("_said",)
+    _said: Any
+
+    def __init__(self, said: object, *place: Any) -> None:  # noqa: ANN401 (those of ``Message``)
+        """Keep what it says of itself."""
+        super().__init__(*place)
+        self._said = said
+
+    @property
+    def record(self) -> Record:
+        """There is none."""
+        do = "use what its class has, to_json(), or raw"
+        raise InvalidError(f"{self} is not RocketMQ's, and has no such fields", do=do)
+
+    @property
+    def tags(self) -> str | None:
+        """None: there are no tags."""
+        return None
+
+    def detached(self) -> Self:
+        """The same message with a copy of its own stored record."""
+        queue, raw = MessageQueue(self.topic, self.queue_id), memoryview(bytes(self.raw))
+        heads = self.queue_offset, self.store_timestamp_ms, self.size, self.tag_code
+        return type(self)(self._said, queue, *heads, self.log_offset, raw, 0)
+
+
+class KafkaMessage(_ForeignMessage):
     """A record of Kafka's, in its words and in those that all messages share.
 
     ``queue_id`` is its partition, ``queue_offset`` its offset, ``store_timestamp_ms`` its timestamp, ``body`` its value.
     ``raw`` is the batch that holds it.
     """
 
-    __slots__ = ("_kafka",)
-
-    def __init__(  # noqa: PLR0917 (as Message)
-        self,
-        queue: MessageQueue,
-        record: KafkaRecord,
-        size: int,
-        tag_code: int,
-        log_offset: int,
-        data: memoryview,
-        position: int,
-    ) -> None:
-        """Keep a record that is decoded."""
-        super().__init__(
-            queue, record.offset, record.timestamp_ms, size, tag_code, log_offset, data, position
-        )
-        self._kafka = record
-
-    @property
-    def record(self) -> Record:
-        """There is none."""
-        do = "use key, value, headers and the like, or raw: the batch"
-        raise InvalidError(f"{self} is Kafka's, and has no fields of RocketMQ's", do=do)
+    __slots__ = ()
+    _said: KafkaRecord
 
     @property
     def key(self) -> bytes | None:
         """Of the record; None: null."""
-        return self._kafka.key
+        return self._said.key
 
     @property
     def value(self) -> bytes | None:
         """Of the record; None: null, which deletes what its key had."""
-        return self._kafka.value
+        return self._said.value
 
     @property
     def headers(self) -> list[HeaderField]:
         """Names and values in order; a name may come again."""
-        return self._kafka.headers
+        return self._said.headers
 
     @property
     def timestamp_ms(self) -> int:
         """UTC; the producer's or the node's, as ``timestamp_type`` says."""
-        return self._kafka.timestamp_ms
+        return self._said.timestamp_ms
 
     @property
     def timestamp_type(self) -> str:
         """``CREATE_TIME`` or ``LOG_APPEND_TIME``."""
-        return self._kafka.timestamp_type
+        return self._said.timestamp_type
 
     @property
     def leader_epoch(self) -> int:
         """Of the leader that appended it; -1: unknown."""
-        return self._kafka.leader_epoch
+        return self._said.leader_epoch
 
     @property
     def body(self) -> bytes:
         """The value; empty where that is null."""
-        return self._kafka.value or b""
+        return self._said.value or b""
 
     @property
     def properties(self) -> dict[str, str]:
         """Headers as text: of a name that comes again the last; null is left out, and what is no UTF-8 replaced."""
-        return self._kafka.properties
-
-    @property
-    def tags(self) -> str | None:
-        """None: Kafka has no tags."""
-        return None
+        return self._said.properties
 
     @property
     def keys(self) -> str | None:
@@ -281,12 +285,63 @@ class KafkaMessage(Message):
 
     def to_json(self) -> dict[str, Any]:
         """The record as ``tiered cat`` prints it."""
-        return self._kafka.to_json(self.topic, self.queue_id)
+        return self._said.to_json(self.topic, self.queue_id)
 
-    def detached(self) -> KafkaMessage:
-        """The same record with a copy of its own batch."""
-        queue, raw = MessageQueue(self.topic, self.queue_id), memoryview(bytes(self.raw))
-        return KafkaMessage(queue, self._kafka, self.size, self.tag_code, self.log_offset, raw, 0)
+
+class JmqMessage(_ForeignMessage):
+    """A message of JoyQueue's, in its words and in those that all messages share.
+
+    ``queue_id`` is its partition, ``queue_offset`` its index. ``raw`` is the stored message: of one of a client's batch,
+    that batch.
+    """
+
+    __slots__ = ()
+    _said: ForeignMessage
+
+    @property
+    def business_id(self) -> str | None:
+        """What it is found by; None: it has none."""
+        return self._field("business_id")
+
+    @property
+    def app(self) -> str:
+        """The application that sent it."""
+        return self._field("app") or ""
+
+    @property
+    def priority(self) -> int:
+        """As its producer gave it."""
+        priority: int = self._said.json["priority"]
+        return priority
+
+    @property
+    def term(self) -> int:
+        """Of the leader that wrote it."""
+        term: int = self._said.json["term"]
+        return term
+
+    @property
+    def body(self) -> bytes:
+        """The body, unpacked."""
+        return self._said.body
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Its attributes."""
+        return dict(self._said.json["attributes"] or {})
+
+    @property
+    def keys(self) -> str | None:
+        """The business id; None: it has none."""
+        return self.business_id
+
+    def to_json(self) -> dict[str, Any]:
+        """The message as ``tiered cat`` prints it."""
+        return dict(self._said.json)
+
+    def _field(self, name: str) -> str | None:
+        value: str | None = self._said.json[name]
+        return value
 
 
 def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) -> list[Message]:
@@ -299,8 +354,8 @@ def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) 
         DataError: A record or inner batch is damaged; nothing of the batch is given out.
     """
     records = batch.records
-    if records.kind is RecordKind.KAFKA:
-        return _kafka_messages(batch, numbers)
+    if records.kind is not RecordKind.ROCKETMQ:
+        return _foreign(batch, numbers)
     if numbers is None:
         numbers = np.flatnonzero(records.sizes > 0)
     positions = records.positions[numbers]
@@ -321,19 +376,22 @@ def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) 
     ]
 
 
-def _kafka_messages(batch: TierBatch, numbers: npt.NDArray[np.int64] | None) -> list[Message]:
+def _foreign(batch: TierBatch, numbers: npt.NDArray[np.int64] | None) -> list[Message]:
     records, data = batch.records, memoryview(batch.records.data).cast("B")
-    found = kafka_records(records, numbers)
-    at = found.offsets - records.base_offset
-    columns = (
-        records.sizes[at].tolist(),
-        records.tag_codes[at].tolist(),
-        records.positions[at].tolist(),
-    )
-    return [
-        KafkaMessage(records.queue, record, size, code, batch.log_offset + position, data, position)
-        for record, size, code, position in zip(found.messages(), *columns, strict=True)
-    ]
+    sizes, codes, positions = records.sizes, records.tag_codes, records.positions
+
+    def place(number: int, time_ms: int) -> tuple[object, ...]:
+        offset, at = records.base_offset + number, int(positions[number])
+        heads = int(sizes[number]), int(codes[number]), batch.log_offset + at
+        return records.queue, offset, time_ms, *heads, data, at
+
+    if records.kind is RecordKind.KAFKA:
+        return [
+            KafkaMessage(one, *place(one.offset - records.base_offset, one.timestamp_ms))
+            for one in kafka_records(records, numbers).messages()
+        ]
+    every = foreign_messages(records, numbers)
+    return [JmqMessage(one, *place(one.number, one.time_ms)) for one in every]
 
 
 def has_inner(records: RecordBatch, numbers: npt.NDArray[np.int64]) -> bool:

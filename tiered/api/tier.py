@@ -124,8 +124,8 @@ class Tier(OpenTier):
         """Messages of one queue in order, as Arrow record batches; see ``read``.
 
         Args:
-            columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of a queue of Kafka's
-                ``tiered.api.kafka_arrow.KAFKA_COLUMNS``). What is left out costs nothing.
+            columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of other stores'
+                queues those of ``tiered.api.kafka_arrow`` and ``jmq_arrow``). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -413,7 +413,7 @@ class Choice:
         Raises:
             InvalidError: No such column, or none at all, or pyarrow is not installed; at once.
         """
-        from tiered.api.kafka_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
+        from tiered.api.any_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
 
         if columns is not None and not columns:
             # A batch without columns has no rows: it would look as if there were no messages.

@@ -10,18 +10,22 @@ What a broker truncated is in no archive, and stays. Nothing is changed. One thr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
+from tiered.archive.columns import hole_text
 from tiered.archive.damage import read_proven
-from tiered.archive.model import ArchiveQueue
+from tiered.archive.model import KAFKA_SCHEMA, ArchiveQueue
+from tiered.archive.parquet import read_columns
 from tiered.archive.plan import has_times, overtaken_by
 from tiered.errors import DataError
+from tiered.local.interface import HoleReason
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
@@ -70,7 +74,7 @@ class ArchiveProof:
         end = int(segment.parts[-1].queue_end)
         known = self._state.overlapping(archived_queue, start, end)
         why = self._broken(archived_queue, state.queues[queue], number)
-        why = why or _missing(known, segment, start, end)
+        why = why or _missing(known, segment, start, end, self._hidden)
         damage = "" if why else self._damage(known, segment)
         if damage and damage not in self._damaged:
             self._damaged.append(damage)
@@ -103,6 +107,15 @@ class ArchiveProof:
                 return wrong
         return ""
 
+    def _hidden(self, known: Iterable[Archived]) -> int:
+        """Holes of an archive where a tier of Kafka's has items: of what is hidden, and of what the cleaner took."""
+        count = 0
+        for side in (one.side for one in known if one.schema == KAFKA_SCHEMA and one.side):
+            with suppress(DataError):  # ``_damage`` tells of it
+                reasons = read_columns(read_proven(self._archive, side))["reason"].to_pylist()
+                count += sum(map(_EXPLAINED.__contains__, reasons))
+        return count
+
     def _look(self, file: ParquetFile | SideFile) -> str:
         try:
             read_proven(self._archive, file)
@@ -125,7 +138,16 @@ class ArchiveProof:
         return ""
 
 
-def _missing(known: list[Archived], segment: Segment, start: int, end: int) -> str:
+_EXPLAINED = frozenset(map(hole_text, (HoleReason.HIDDEN, HoleReason.COMPACTED)))
+
+
+def _missing(
+    known: list[Archived],
+    segment: Segment,
+    start: int,
+    end: int,
+    hidden: Callable[[list[Archived]], int],
+) -> str:
     """What of the offsets of a segment is not archived, or not for certain."""
     left: Ranges = ((start, end),) if start < end else ()
     for one in known:
@@ -134,7 +156,8 @@ def _missing(known: list[Archived], segment: Segment, start: int, end: int) -> s
         return f"offsets [{left[0][0]}, {left[0][1]}) are not archived"
     if any(one.start < start or one.end > end for one in known):
         return "the archive was made of other segments there: it is another tier's, or older than this history"
-    if sum(one.holes for one in known) > segment.parts.holes:
+    more = sum(one.holes for one in known) - segment.parts.holes
+    if more > 0 and more > hidden(known):
         return "the archive has holes where the tier has messages"
     if not has_times(known, segment, start, end):
         return "the archive has messages of other times there: it is another tier's"

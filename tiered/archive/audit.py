@@ -69,15 +69,16 @@ from tiered.archive.parquet import (
     row_ranges_in,
     write_small,
 )
-from tiered.archive.plan import Task, ends_dealt_with
+from tiered.archive.plan import ALL, Sight, Task, ends_dealt_with
 from tiered.archive.tables import follow_log
-from tiered.archive.task import body_metadata, by_day
+from tiered.archive.task import body_metadata, by_day, task_reader
 from tiered.crashpoints import reached
 from tiered.errors import DataError, TieredStoreError
 from tiered.local.interface import HoleReason
 from tiered.log.cursor import incarnation_at
 from tiered.log.parts import NO_PARTS, Gap
-from tiered.log.reader import QueueReader, TierReader
+from tiered.log.reader import TierReader
+from tiered.model import QueueOffset
 from tiered.upkeep.engine import all_done
 
 if TYPE_CHECKING:
@@ -187,16 +188,7 @@ def _looks(at: JobContext, state: ArchiveState, reader: TierReader) -> Iterator[
             groups[tuple(dict.fromkeys(file.key for file in objects))].append((queue, one))
         for keys, those in groups.items():
             named = {key: rows.pop(key) for key in keys if key in rows}
-            tasks = [
-                Task(
-                    queue,
-                    one.start,
-                    one.end,
-                    tier_parts(reader, queue, one.start, one.end),
-                    layout=layout_of(state, queue.topic, one),
-                )
-                for queue, one in those
-            ]
+            tasks = [task_of(state, reader, queue, one) for queue, one in those]
             yield Inspection(tuple(zip((one for _, one in those), tasks, strict=True)), named)
 
 
@@ -207,6 +199,29 @@ def _again(reader: TierReader, look: Inspection) -> Inspection:
         for one, task in look.offset_ranges
     )
     return replace(look, offset_ranges=tuple(tasks), is_last=True)
+
+
+def task_of(state: ArchiveState, reader: TierReader, queue: ArchiveQueue, one: Archived) -> Task:
+    """What the tier has of an offset range, with its columns; without parts when it has not all of it."""
+    parts = tier_parts(reader, queue, one.start, one.end)
+    incarnations = _incarnations(reader, queue)
+    sight = _sight(state, queue, incarnations[-1], one.start, one.end) if incarnations else ALL
+    return Task(
+        queue,
+        one.start,
+        one.end,
+        parts,
+        len(state.tails.get(queue, ())),
+        layout_of(state, queue.topic, one),
+        state.fence.epoch,
+        sight,
+    )
+
+
+def _sight(
+    state: ArchiveState, queue: ArchiveQueue, incarnation: Incarnation, low: int, high: int
+) -> Sight:
+    return Sight.of(state.isolation(queue.cluster, queue.broker), incarnation, low, high)
 
 
 def tier_parts(reader: TierReader, queue: ArchiveQueue, low: int, high: int) -> Parts:
@@ -320,7 +335,7 @@ def _wrong_with(table: pa.Table, row_range: MovedRows) -> Iterator[str]:
         return
     if (offsets[0], offsets[-1] + 1) != (file.low, file.high) or (np.diff(offsets) <= 0).any():
         yield "queue offsets are not those that the log says, or not in order"
-    if int(crcs.sum()) != file.body_crc_sum:
+    if int(np.nansum(crcs)) != file.body_crc_sum:
         yield "the sum of the bodies' checksums is not the one that the log says"
     queues = {(row_range.queue.queue_id, row_range.queue.incarnation)}
     numbers = (table[name].to_numpy() for name in ("queue_id", "incarnation"))
@@ -390,11 +405,8 @@ def _is_equal(
 def _batches(context: WorkContext, task: Task) -> Iterator[TierBatch]:
     if not task.parts:
         return iter(())
-    incarnation = task.incarnation
-    source = QueueReader.of_incarnation(
-        context.tier, context.prefix, task.queue.message_queue, incarnation
-    )
-    return (one for one in source.batches(incarnation.min_offset) if not isinstance(one, Gap))
+    source, start = task_reader(context.tier, context.prefix, task), QueueOffset(task.start)
+    return (one for one in source.batches(start) if not isinstance(one, Gap))
 
 
 # -- files that are harmed -------------------------------------------------------------------------
@@ -657,7 +669,8 @@ def _sources(
         parts = _parts_of(reader, queue, incarnation, at, end) if at < end else NO_PARTS
         if not parts:
             return ()
-        found.append(Task(queue, at, end, parts, layout=layout))
+        sight = _sight(state, queue, incarnation, at, end)
+        found.append(Task(queue, at, end, parts, layout=layout, sight=sight))
         at = end
     return tuple(found)
 

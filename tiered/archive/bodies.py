@@ -74,6 +74,7 @@ class BodyLayout:
     body: BodyColumns | None = None  # what bodies become; None when they stay bytes only
     number: int = 0  # which of the topic's it is in the log, from 1; 0 without
     has_records: bool = False  # whether the bytes of each stored record are a column
+    is_kafka: bool = False  # whether Kafka's columns are there
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -81,6 +82,7 @@ class BodyLayout:
         if self == PLAIN:
             return ()
         raw = repr((self.body and list(astuple(self.body)), self.has_records))
+        raw += "kafka" * self.is_kafka
         return (hashlib.sha256(raw.encode("utf-8", "surrogateescape")).hexdigest(),)
 
 

@@ -14,16 +14,19 @@ import numpy as np
 
 from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
+from tiered.api.kafka_arrow import KAFKA_COLUMNS, kafka_columns, kafka_types
 from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
 from tiered.archive.body_blocks import decode_bodies
 from tiered.archive.body_formats import body_fields, open_decoder
+from tiered.archive.model import KAFKA_SCHEMA
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
 from tiered.format.record import CRC_AT, SYS_FLAG_AT
+from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.interface import HoleReason
-from tiered.log.messages import items, raw_bytes
+from tiered.log.messages import foreign_messages, items, kafka_records, raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from tiered.archive.body_blocks import BodyCounts, Decoder
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveQueue
+    from tiered.format.kafka_message import KafkaRecords
+    from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
 
 BODY_REASON = "body: "
@@ -60,9 +65,15 @@ _TAKEN = {
 KEYS = ("topic", "queue_id", "queue_offset", "broker", "incarnation")
 """What a row is known by: never null, so the columns are required ones."""
 _FIELD_ID = b"PARQUET:field_id"
-_RECORD_ID, _ERROR_ID, _BODY_ID = 25, 26, 1000
-"""Ids of fields (Apache Iceberg's): 1 to 24 are those of every file, and from 1000 on those of bodies, in their order, so
-that columns of ours may come in between. An id is never given to another column."""
+_RECORD_ID, _ERROR_ID, _KAFKA_ID, _BODY_ID = 25, 26, 27, 1000
+"""Ids of fields (Apache Iceberg's): 1 to 24 are those of every file, from 27 on those of Kafka's, and from 1000 on those of
+bodies, in their order, so that columns of ours may come in between. An id is never given to another column."""
+PAYLOAD = "value"
+"""The column in which Kafka's rows have what others have as ``body``: it may be null there, which deletes a key, and it is
+the name under which Kafka's people look for it. It is stored once, so ``body`` is null."""
+_OF_KAFKA = [name for name in KAFKA_COLUMNS if name != "topic"]
+_MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 to 9999, beyond which tools fail. Kafka's producers may say any time: ``timestamp_ms`` has it."""
 
 
 def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
@@ -74,6 +85,9 @@ def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
     own = list(_schema())
     inner = count(len(own) + 1)
     found = [_with_id(field, number, inner) for number, field in enumerate(own, 1)]
+    if layout.is_kafka:
+        kinds, ids = kafka_types(), count(_KAFKA_ID)
+        found += [_with_id(arrow.field(name, kinds[name]), next(ids), ids) for name in _OF_KAFKA]
     if layout.has_records:
         found.append(_with_id(arrow.field(RECORD, arrow.binary()), _RECORD_ID, inner))
     if layout.body:
@@ -106,16 +120,22 @@ def _with_inner_ids(kind: Any, ids: Iterator[int]) -> Any:  # noqa: ANN401 (pyar
 def topic_schema(state: ArchiveState, topic: str) -> pa.Schema:
     """The columns that files of a topic may have: all that any of them has. A file that lacks one has null there."""
     bodies = state.bodies.get(topic, ())
-    queues = (queue for queue in state.queues if queue.topic == topic)
+    queues = [queue for queue in state.queues if queue.topic == topic]
     has_records = any(state.queues.columns(queue)[-1].any() for queue in queues)
-    return schema(BodyLayout(bodies[-1] if bodies else None, len(bodies), has_records))
+    is_kafka = any(state.isolation(queue.cluster, queue.broker) for queue in queues)
+    return schema(BodyLayout(bodies[-1] if bodies else None, len(bodies), has_records, is_kafka))
+
+
+def every_schema(state: ArchiveState) -> pa.Schema:
+    """The columns that files of any topic may have, but for those of bodies."""
+    return schema(BodyLayout(is_kafka=any(one.isolation for one in state.sources.values())))
 
 
 def layout_of(state: ArchiveState, topic: str, archived: Archived) -> BodyLayout:
     """What the files of an offset range have beside the columns of every file."""
     number = archived.columns
     body = state.bodies[topic][number - 1] if number else None
-    return BodyLayout(body, number, archived.has_records)
+    return BodyLayout(body, number, archived.has_records, archived.schema == KAFKA_SCHEMA)
 
 
 def _schema() -> pa.Schema:
@@ -178,15 +198,15 @@ class Columns:
         """Of a queue's messages, with what a layout adds.
 
         Args:
-            names: Only these columns of every file, and ``queue_offset``; without a layout. A body that is not among
-                them is not unpacked, so no message is put aside because of it.
+            names: Only these columns, and ``queue_offset``; with a layout without bodies. A body that is not among them is
+                not unpacked, so no message is put aside because of it.
         """
         self.schema = schema(layout)
         if names is not None:
             chosen = {"queue_offset", *names}
             fields = [field for field in self.schema if field.name in chosen]
             self.schema = load_pyarrow().schema(fields)
-        known = set(self.schema.names)
+        self._known = known = set(self.schema.names)
         sources = known | ({"msg_key"} if "keys" in known else set())
         self._taken = {name: source for name, source in _TAKEN.items() if name in sources}
         self._layout = layout
@@ -214,7 +234,11 @@ class Columns:
             for at in np.flatnonzero(records.sizes <= 0).tolist()
         ]
         rows: list[pa.RecordBatch] = []
-        self._take(batch, np.flatnonzero(records.sizes > 0), rows, aside, counts)
+        numbers = np.flatnonzero(records.sizes > 0)
+        if records.kind is RecordKind.ROCKETMQ:
+            self._take(batch, numbers, rows, aside, counts)
+        else:
+            self._take_stored(records, numbers, rows, aside, counts)
         return rows, aside
 
     def _take(
@@ -239,32 +263,141 @@ class Columns:
             self._take(batch, numbers[middle:], rows, aside, counts)
             return
         if self._decoder is not None:
-            aside += self._decode(self._decoder, batch, numbers, found, counts)
+            aside += self._decode(self._decoder, batch.records, numbers, found, counts)
+        self._end(rows, found)
+
+    def _end(self, rows: list[pa.RecordBatch], found: dict[str, Any]) -> None:
         columns = [found[name] for name in self.schema.names]
         rows.append(self._arrow.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def _take_stored(
+        self,
+        records: RecordBatch,
+        numbers: npt.NDArray[np.int64],
+        rows: list[pa.RecordBatch],
+        aside: list[Aside],
+        counts: BodyCounts | None,
+    ) -> None:
+        """The same of other stores' records, which have several messages each: one that cannot be unpacked costs itself."""
+        if not len(numbers):
+            return
+        try:
+            found, given = self._rows_of(records, numbers)
+        except (DataError, self._arrow.ArrowInvalid) as error:
+            positions = records.positions[numbers]
+            firsts = np.flatnonzero(np.append(True, positions[1:] != positions[:-1]))
+            if len(firsts) > 1:
+                middle = int(firsts[len(firsts) // 2])
+                self._take_stored(records, numbers[:middle], rows, aside, counts)
+                self._take_stored(records, numbers[middle:], rows, aside, counts)
+                return
+            raw = b"".join(raw_bytes(records, numbers))
+            for offset in (records.base_offset + numbers).tolist():
+                aside.append(Aside(offset, str(error), raw))
+                raw = b""  # it stands with the first of them
+            return
+        gone = np.setdiff1d(numbers, given, assume_unique=True) + records.base_offset
+        aside += [Aside(offset, _CLEANED, None) for offset in gone.tolist()]
+        if len(given):
+            if self._decoder is not None:
+                aside += self._decode(self._decoder, records, given, found, counts)
+            self._end(rows, found)
 
     def _decode(
         self,
         decoder: Decoder,
-        batch: TierBatch,
+        records: RecordBatch,
         numbers: npt.NDArray[np.int64],
         found: dict[str, Any],
         counts: BodyCounts | None,
     ) -> list[Aside]:
         """Add what bodies say; those that did not fit."""
-        decoded = decode_bodies(decoder, found["body"], self._fields, counts)
+        is_kafka = records.kind is RecordKind.KAFKA
+        bodies = found[PAYLOAD if is_kafka else "body"]
+        decoded = decode_bodies(decoder, bodies, self._fields, counts)
         reasons: list[str | None] = [None] * len(numbers)
         aside = []
         for row, (what, details) in decoded.unfit.items():
+            if is_kafka and not bodies[row].is_valid:
+                continue  # it deletes its key
             reasons[row] = what
             number = numbers[row : row + 1]
-            raw = b"".join(raw_bytes(batch.records, number))
+            # Of Kafka's the row has all of it; the batch would come again with each of its records.
+            raw = b"" if is_kafka else b"".join(raw_bytes(records, number))
             reason = f"{BODY_REASON}{what}: {details}" if details else BODY_REASON + what
-            offset = batch.records.base_offset + int(number[0])
+            offset = records.base_offset + int(number[0])
             aside.append(Aside(offset, reason, raw, has_row=True))
         found[ERROR] = self._arrow.array(reasons, self._arrow.string())
         found |= dict(zip((one.name for one in self._fields), decoded.columns, strict=True))
         return aside
+
+    def _rows_of(
+        self, records: RecordBatch, numbers: npt.NDArray[np.int64]
+    ) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:
+        """Columns by name of other stores' messages; and which items these are."""
+        if records.kind is RecordKind.KAFKA:
+            found, times, some = self._rows_of_kafka(kafka_records(records, numbers))
+            given = found["queue_offset"].to_numpy() - records.base_offset
+            if self._layout.has_records:
+                found[RECORD] = _batches(self._arrow, records, given)
+        else:
+            messages = foreign_messages(records, numbers)
+            given = np.array([one.number for one in messages], np.int64)
+            times = np.array([one.time_ms for one in messages], np.int64)
+            keys = [_text(one.key) or None for one in messages]
+            some = self._arrow.array(keys, self._arrow.string())
+            found = {
+                "body": self._arrow.array([one.body for one in messages], self._arrow.binary())
+            }
+            found["queue_offset"] = self._arrow.array(given + records.base_offset)
+            if self._layout.has_records:
+                found[RECORD] = _batches(self._arrow, records, given)
+        return self._filled(found, times, some, records), given
+
+    def _rows_of_kafka(
+        self, found: KafkaRecords
+    ) -> tuple[dict[str, Any], npt.NDArray[np.int64], Any]:
+        names = [name for name in _OF_KAFKA if name in self._known]
+        wants_keys = not self._known.isdisjoint({"msg_key", "keys"})
+        asked = [*names, *(["key"] if wants_keys else ())]
+        made = kafka_columns(found, _utf8(self.queue.topic), self.queue.queue_id, asked)
+        keys = _texts(self._arrow, made["key"]) if wants_keys else None
+        rows = {name: made[name] for name in names}
+        rows["queue_offset"] = self._arrow.array(found.offsets)
+        return rows, found.columns.timestamps_ms[found.rows], keys
+
+    def _filled(
+        self,
+        found: dict[str, Any],
+        times: npt.NDArray[np.int64],
+        keys: Any,  # noqa: ANN401
+        records: RecordBatch,
+    ) -> dict[str, Any]:
+        """The columns that every file has; what a store has not is null."""
+        arrow, queue, count = self._arrow, self.queue, len(times)
+        number = arrow.scalar(records.queue.queue_id, arrow.int32())
+        whole = {
+            "topic": arrow.scalar(_utf8(queue.topic)),
+            "queue_id": number,
+            "broker": arrow.scalar(_utf8(queue.broker)),
+            "incarnation": arrow.scalar(queue.incarnation, arrow.int32()),
+        }
+        for field in self.schema:
+            name = field.name
+            if name in found:
+                continue
+            if name in whole:
+                found[name] = arrow.repeat(whole[name], count)
+            elif name == "store_ts":
+                micros = np.clip(times, _MS_MIN, _MS_MAX) * 1000
+                found[name] = arrow.array(micros).view(field.type)
+            elif name == "msg_key":
+                found[name] = keys
+            elif name == "keys":
+                found[name] = _alone(arrow, keys)
+            else:
+                found[name] = arrow.nulls(count, field.type)
+        return found
 
     def _rows(self, batch: TierBatch, numbers: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Columns by name, without those of bodies."""
@@ -341,6 +474,38 @@ def _records(arrow: Any, batch: TierBatch, numbers: npt.NDArray[np.int64]) -> An
     return spans_array(arrow, view, starts, sizes)
 
 
+def _batches(arrow: Any, records: RecordBatch, numbers: npt.NDArray[np.int64]) -> Any:  # noqa: ANN401
+    """The stored bytes of records with several messages each, in the row of the first one only."""
+    positions = records.positions[numbers]
+    is_first = np.append(True, positions[1:] != positions[:-1])[: len(numbers)]
+    sizes = records.sizes[numbers[is_first]]
+    every = spans_array(arrow, memoryview(records.data).cast("B"), positions[is_first], sizes)
+    return every.take(arrow.array(np.cumsum(is_first) - 1, mask=~is_first))
+
+
+def _texts(arrow: Any, keys: Any) -> Any:  # noqa: ANN401
+    """Keys that are UTF-8, as text; others are null."""
+    try:
+        return keys.cast(arrow.string())
+    except arrow.ArrowInvalid:
+        return arrow.array(list(map(_text, keys.to_pylist())), arrow.string())
+
+
+def _text(key: bytes | None) -> str | None:
+    try:
+        return None if key is None else key.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _alone(arrow: Any, keys: Any) -> Any:  # noqa: ANN401
+    """Each key as the only one of its row; null where there is none."""
+    valid = keys.is_valid().to_numpy(zero_copy_only=False)
+    starts = np.append(0, np.cumsum(valid))
+    offsets = arrow.array(starts.astype(np.int32), mask=np.append(~valid, False))
+    return arrow.ListArray.from_arrays(offsets, keys.drop_null())
+
+
 def hole_text(code: int) -> str:
     """The reason of a hole as side files have it."""
     known = {reason.value: reason.name.lower() for reason in HoleReason}
@@ -349,3 +514,7 @@ def hole_text(code: int) -> str:
 
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_CLEANED = hole_text(HoleReason.COMPACTED)
+"""Of an offset that its batch has no record of: Kafka's cleaner has taken it."""

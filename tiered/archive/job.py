@@ -31,19 +31,21 @@ from backends.lazy_dataclass import dataclass
 from backends.local_files import advice_for, write_regular
 from backends.registry import probe
 from tiered import __version__
-from tiered.archive.audit import harmed_files, still_harmed, tier_parts
+from tiered.archive.audit import harmed_files, still_harmed, task_of
 from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, infer_columns
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
-from tiered.archive.columns import Columns
+from tiered.archive.columns import PAYLOAD, Columns
 from tiered.archive.damage import open_log
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,
+    SourceFixed,
     append_if,
     archive_action,
     columns_action,
     forget_action,
     job_action,
+    source_action,
 )
 from tiered.archive.merging import merge, plan_division
 from tiered.archive.model import ENTRIES_KEPT, LOG, PROBE_OLD_MS, PROBES, Archived, partition_value
@@ -53,17 +55,18 @@ from tiered.archive.plan import (
     Overtaken,
     Task,
     Work,
+    isolation_of,
     limited,
     plan_archive,
     plan_works,
 )
 from tiered.archive.stale import decode_again, stale_rows
-from tiered.archive.task import JobContext, divide, do_work, find_lost
+from tiered.archive.task import JobContext, divide, do_work, find_lost, task_reader
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.log.parts import Gap
-from tiered.log.reader import QueueReader, TierReader
+from tiered.log.reader import TierReader
 from tiered.metrics import Metric, MetricType, Sample, render
 from tiered.upkeep.engine import first_failure
 
@@ -334,7 +337,9 @@ def fix_layouts(
         layouts[topic] = BodyLayout(known[-1] if known else None, len(known), wishes.has_records)
     if set(layouts.values()) <= {PLAIN}:
         return tuple(tasks), unknown
-    return tuple(replace(task, layout=layouts[task.queue.topic]) for task in tasks), unknown
+    laid_out = (replace(layouts[task.queue.topic], is_kafka=task.layout.is_kafka) for task in tasks)
+    pairs = zip(tasks, laid_out, strict=True)
+    return tuple(replace(task, layout=layout) for task, layout in pairs), unknown
 
 
 class _Sample:
@@ -364,14 +369,14 @@ class _Sample:
             yield from self._bodies(task)
 
     def _bodies(self, task: Task) -> Iterator[bytes]:
-        reader = QueueReader.of_incarnation(
-            self._tier, self._prefix, task.queue.message_queue, task.incarnation
-        )
+        reader = task_reader(self._tier, self._prefix, task)
+        columns = Columns(task.queue, BodyLayout(is_kafka=task.layout.is_kafka))
         for found in islice(reader.batches(task.incarnation.min_offset, bytes_max=SAMPLE_BYTES), 1):
             if not isinstance(found, Gap):
-                rows, _ = Columns(task.queue).make(found)
+                rows, _ = columns.make(found)
                 for some in rows:
-                    yield from some.column("body").to_pylist()
+                    bodies = some.column(PAYLOAD if task.layout.is_kafka else "body")
+                    yield from bodies.drop_null().to_pylist()
 
 
 _MAGIC = frozenset("*?[")
@@ -437,15 +442,38 @@ def fix_archived(log: JournalWriter[ArchiveState], at: JobContext, reader: TierR
         wish = at.wishes.of(topic) if at.takes(topic) and topic not in state.bodies else None
         if wish is None:
             continue
-        tasks = [
-            Task(queue, one.start, one.end, parts)
+        every = (
+            task_of(state, reader, queue, one)
             for queue in queues
             for one in islice(state.queues[queue], SAMPLE_MORE)
-            if (parts := tier_parts(reader, queue, one.start, one.end))
-        ]
+        )
+        tasks = [task for task in every if task.parts]
         if not _fix(log, topic, wish, _Sample(at.tier, at.place.prefix, tasks)):
             unknown.append(topic)
     return unknown
+
+
+def fix_source(log: JournalWriter[ArchiveState], at: JobContext, tier: TierState) -> None:
+    """Fix what becomes rows of a broker whose store is not RocketMQ's, where it is not fixed yet.
+
+    Raises:
+        InvalidError: Another isolation is fixed than is wished.
+    """
+    place, kind = at.place, str(tier.store.get("kind", ""))
+    if kind not in _OTHER_KINDS:
+        return
+    while (place.cluster, place.broker) not in log.state.sources:
+        isolation = isolation_of(tier, place, log.state, at.isolation)
+        said = isolation.value if isolation else ""
+        append_if(
+            log,
+            [source_action(SourceFixed(place.cluster, place.broker, kind, said))],
+            lambda state: (place.cluster, place.broker) not in state.sources,
+        )
+    isolation_of(tier, place, log.state, at.isolation)
+
+
+_OTHER_KINDS = ("kafka", "jmq")
 
 
 def _fix(log: JournalWriter[ArchiveState], topic: str, wish: BodyWish, sample: _Sample) -> bool:
@@ -500,7 +528,8 @@ def log_writer(at: JobContext) -> JournalWriter[ArchiveState]:
 
 def plan_job(at: JobContext, state: ArchiveState, reader: TierReader | None = None) -> Plan:
     """What there is to do, by what a reader of the tier has seen; by default by the tier as it is now."""
-    return plan_archive((reader or read_tier(at)).state, at.place, state, takes=at.takes)
+    tier = (reader or read_tier(at)).state
+    return plan_archive(tier, at.place, state, takes=at.takes, isolation=at.isolation)
 
 
 def read_tier(at: JobContext) -> TierReader:
@@ -545,7 +574,8 @@ def run_job(
     with ThreadPoolExecutor(1, "tiered-listing") as pool:
         looked = pool.submit(harmed_files, at.archive, log.state)
         began_s = at.clock.monotonic_s()
-        _Run(at, log, engine, result, tell, limits, small_bytes, began_s).run(again=again)
+        run = _Run(at, log, engine, result, tell, limits, small_bytes, began_s, reader.state)
+        run.run(again=again)
         suspects = looked.result()
     result.stale = stale_rows(log.state)
     if suspects:
@@ -566,6 +596,7 @@ class _Run:
     _limits: Limits
     _small_bytes: int
     _began_s: float
+    _tier: TierState
     _is_full: bool = False
     _missed: set[_Source] = field(default_factory=set)
     _stuck: set[ArchiveQueue] = field(default_factory=set)
@@ -576,6 +607,8 @@ class _Run:
         had = {topic: len(found) for topic, found in log.state.bodies.items()}
         there = {queue.topic for queue in log.state.queues}
         extend_columns(log, self._at)
+        if plan.tasks:
+            fix_source(log, self._at, self._tier)
         self._archive(plan)
         if again:
             self._decode_again()

@@ -533,7 +533,8 @@ def _rows(
             if kept.any():
                 with reading(archive, file.key):
                     table = opened.read_row_group(number).filter(arrow.array(kept))
-                sizes = arrow.compute.binary_length(table.column("body"))
+                payload = "value" if "value" in table.schema.names else "body"
+                sizes = arrow.compute.binary_length(table.column(payload))
                 yield table.filter(arrow.compute.greater(sizes.fill_null(0), 0))
 
 

@@ -43,6 +43,8 @@ from tiered.archive.plan import filled
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
+from tiered.format.kafka_batch import HeaderField
+from tiered.format.kafka_message import KafkaRecord
 from tiered.format.properties import tag_hash
 from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import INNER_BATCH
@@ -244,7 +246,11 @@ def lines(rows: pa.Table) -> Iterator[bytes]:
 
 
 def document(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a message, in the order of ``tiered.format.message_forms.message_json``."""
+    """The fields of a message, in the order of ``tiered.format.message_forms.message_json``; in the words of its store."""
+    if row.get("timestamp_type") is not None:
+        return _kafka_document(row)
+    if row["store_host"] is None:
+        return _jmq_document(row)
     properties = dict(row["properties"] or ())
     record_id = offset_msg_id(row["store_host"], row["physical_offset"])
     return {
@@ -271,6 +277,32 @@ def document(row: dict[str, Any]) -> dict[str, Any]:
         "offset_msg_id": None if row["sys_flag"] & INNER_BATCH else record_id,
         "body_base64": b64encode(row["body"]).decode("ascii"),
         "log_offset": None,
+    }
+
+
+def _kafka_document(row: dict[str, Any]) -> dict[str, Any]:
+    headers = [HeaderField(one["name"], one["value"]) for one in row["headers"]]
+    record = KafkaRecord(
+        row["offset"],
+        row["timestamp_ms"],
+        row["timestamp_type"],
+        row["key"],
+        row["value"],
+        headers,
+        row["leader_epoch"],
+    )
+    return record.to_json(row["topic"], row["partition"])
+
+
+def _jmq_document(row: dict[str, Any]) -> dict[str, Any]:
+    """What an archive has of a message of JoyQueue's."""
+    return {
+        "topic": row["topic"],
+        "partition": row["queue_id"],
+        "index": row["queue_offset"],
+        "store_time_ms": micros(row["store_ts"]) // 1000,
+        "business_id": row["msg_key"],
+        "body_base64": b64encode(row["body"]).decode("ascii"),
     }
 
 

@@ -40,6 +40,7 @@ from tiered.journal.append import JournalWriter
 from tiered.journal.entry import Action, Entry, json_text
 from tiered.journal.typed import as_object
 from tiered.log.actions import action_of, read_action
+from tiered.log.lineage import Isolation
 
 # -- jobs ------------------------------------------------------------------------------------------
 #
@@ -72,6 +73,16 @@ class JobRecord:
     size_bytes: int = 0  # bytes of the files
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFixed:
+    """What a broker's store is, if not RocketMQ's, and what of it becomes rows: fixed before any of it is archived."""
+
+    cluster: str
+    broker: str
+    kind: str  # of the store: ``kafka`` or ``jmq``
+    isolation: str = ""  # of ``Isolation``; empty where there are no transactions
+
+
 # -- the machine -----------------------------------------------------------------------------------
 
 CONDEMNED_MAX = 10_000
@@ -94,11 +105,18 @@ class ArchiveState:
     gone: Mapping[str, Replaced] = field(default_factory=dict, compare=False)
     """Files that were part of the archive and are not any more, by key, in the order in which that came."""
     fence: Fence = field(default_factory=Fence)  # which files may become part of it
+    sources: Mapping[tuple[str, str], SourceFixed] = field(default_factory=dict)
+    """By cluster and broker, of those whose store is not RocketMQ's."""
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
         """Files that were part of the archive and are not any more, in the order in which that came."""
         return tuple(self.gone.values())
+
+    def isolation(self, cluster: str, broker: str) -> Isolation | None:
+        """What was hidden of a broker's transactions; None: nothing is archived of it, or it has none."""
+        source = self.sources.get((cluster, broker))
+        return Isolation(source.isolation) if source and source.isolation else None
 
     def overlapping(self, queue: ArchiveQueue, start: int, end: int) -> list[Archived]:
         """What is archived of offsets ``[start, end)`` of a queue, in order."""
@@ -136,6 +154,7 @@ class ArchiveMachine:
             state.gone,
             state.fence,
             state.jobs,
+            dict(state.sources),
             entry.time_ms,
         )
         for action in entry.actions:
@@ -150,6 +169,7 @@ class ArchiveMachine:
             work.bodies,
             work.gone,
             work.fence,
+            work.sources,
         )
 
     def settled(self, state: ArchiveState) -> ArchiveState:
@@ -167,8 +187,13 @@ class ArchiveMachine:
             state.fence,
             tuple(state.tails.items()),
             tuple(state.bodies.items()),
+            tuple(state.sources.values()),
         )
-        return as_object(_Saved).encode(_Saved(state.refused, state.updated_ms, state.jobs, *rest))
+        saved = _Saved(state.refused, state.updated_ms, state.jobs, *rest)
+        document = as_object(_Saved).encode(saved)
+        if not state.sources:  # as it was before there were any
+            del document["sources"]
+        return document
 
     def dump_chunks(self, state: ArchiveState) -> Iterator[bytes]:
         """For a checkpoint."""
@@ -184,7 +209,7 @@ class ArchiveMachine:
         Raises:
             ValueError: It is not a dump; ``LookupError`` and ``TypeError`` mean the same.
         """
-        saved = as_object(_Saved).decode(document)
+        saved = as_object(_Saved).decode({"sources": [], **document})
         return ArchiveState(
             OffsetRanges(list(map(SavedRun, shards))),
             dict(saved.tails),
@@ -194,6 +219,7 @@ class ArchiveMachine:
             dict(saved.bodies),
             {one.key: one for one in saved.replaced},
             saved.fence,
+            {(one.cluster, one.broker): one for one in saved.sources},
         )
 
 
@@ -208,6 +234,7 @@ class _Saved:
     fence: Fence
     tails: tuple[tuple[ArchiveQueue, tuple[Truncation, ...]], ...]
     bodies: tuple[tuple[str, tuple[BodyColumns, ...]], ...]
+    sources: tuple[SourceFixed, ...]
 
 
 # -- actions ---------------------------------------------------------------------------------------
@@ -303,6 +330,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "fence": Fence,
     "job": JobRecord,
     "columns": ColumnsFixed,
+    "source": SourceFixed,
 }
 
 
@@ -367,6 +395,11 @@ def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
     return action_of(ColumnsFixed(topic, number, body), KINDS)
 
 
+def source_action(said: SourceFixed) -> Action:
+    """The action that fixes what becomes rows of a broker whose store is not RocketMQ's."""
+    return action_of(said, KINDS)
+
+
 def append_if(
     log: JournalWriter[ArchiveState],
     actions: Sequence[Action],
@@ -411,6 +444,7 @@ class _ArchiveWork:
     gone: Mapping[str, Replaced]
     fence: Fence
     jobs: tuple[JobRecord, ...]
+    sources: dict[tuple[str, str], SourceFixed]
     now_ms: int
     refused: int = 0
 
@@ -563,6 +597,10 @@ def _columns(work: _ArchiveWork, said: ColumnsFixed) -> bool:
     return True
 
 
+def _source(work: _ArchiveWork, said: SourceFixed) -> bool:
+    return work.sources.setdefault((said.cluster, said.broker), said) == said
+
+
 _HANDLERS: Final[Mapping[type[Any], Callable[[_ArchiveWork, Any], bool]]] = {
     RangesNamed: _archive,
     RangesAgain: _archive,
@@ -572,4 +610,5 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[_ArchiveWork, Any], bool]]] = {
     Fence: _fence,
     JobRecord: _job,
     ColumnsFixed: _columns,
+    SourceFixed: _source,
 }

@@ -24,6 +24,8 @@ LOG = "_log/"
 ENTRIES_KEPT = 256
 """Entries of the log that stay at least, so that a job may sleep while others write so many; and how often a run trims."""
 SCHEMA_VERSION = 1
+KAFKA_SCHEMA = 2
+"""Of files that have Kafka's columns, too."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -55,6 +55,8 @@ class Digest:
     counts: dict[str, int] = field(default_factory=dict)  # values by place
     crcs: dict[str, int] = field(default_factory=dict)
     """By place and kind of what was added up there."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    """Values by place, where all so far are null: many columns are so to their end, and cost nothing then."""
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Add rows behind those so far."""
@@ -65,6 +67,17 @@ class Digest:
                 self._fold(name, column)
 
     def _fold(self, place: str, values: Any) -> None:  # noqa: ANN401 (pyarrow has no types)
+        count, so_far = len(values), self.nulls.get(place, 0)
+        if values.null_count == count and so_far == self.counts.get(place, 0):
+            if count:
+                self.nulls[place] = self.counts[place] = so_far + count
+        elif count:
+            if so_far:
+                self.counts[place] = 0
+                self._fold_values(place, load_pyarrow().nulls(self.nulls.pop(place), values.type))
+            self._fold_values(place, values)
+
+    def _fold_values(self, place: str, values: Any) -> None:  # noqa: ANN401
         kinds, kind = load_pyarrow().types, values.type
         valid = self._take_nulls(place, values)
         if kinds.is_struct(kind):
@@ -156,8 +169,11 @@ _DICTIONARIES = [
     *("topic", "queue_id", "tag", "born_host", "store_host", "sys_flag", "flag"),
     *("reconsume_times", "prepared_tx_offset", "broker", "incarnation"),
     *("properties.key_value.key",),
+    *("partition", "timestamp_type", "leader_epoch", "headers.list.element.name"),
 ]
-_DIFFERENCES = ("queue_offset", "physical_offset", "born_ts", "store_ts")
+_DIFFERENCES = ("queue_offset", "physical_offset", "born_ts", "store_ts", "offset", "timestamp_ms")
+_WITHOUT_STATISTICS = frozenset(["value", "headers.list.element.value"])
+"""Nobody looks for the least of them, and finding it takes time."""
 _KEYS = ("uniq_key", "msg_key", "keys.list.element")
 _ORDER = ("topic", "queue_id", "incarnation", "queue_offset")
 _FALSE_HITS = 0.01
@@ -171,9 +187,10 @@ def proof_of(rows: pa.RecordBatch | pa.Table) -> Proof:
     if (np.diff(offsets) <= 0).any():
         raise _unordered(int(offsets[0]))
     millis = rows["store_ts"].cast(arrow.int64()).to_numpy() // 1000
-    lengths = arrow.compute.sum(arrow.compute.binary_length(rows["body"])).as_py() or 0
+    payload = "value" if "value" in rows.schema.names else "body"
+    lengths = arrow.compute.sum(arrow.compute.binary_length(rows[payload])).as_py() or 0
     times = int(millis.min()), int(millis.max())
-    crcs = int(rows["body_crc"].to_numpy().sum())
+    crcs = int(arrow.compute.sum(rows["body_crc"]).as_py() or 0)
     return Proof(int(offsets[0]), int(offsets[-1]) + 1, len(offsets), *times, crcs, lengths)
 
 
@@ -307,14 +324,20 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
 
     # NaN is in no least or greatest value, and Spark and DuckDB, to which it is the greatest, leave out its rows by these.
     is_floating = load_pyarrow().types.is_floating
+    leaves = dict(_leaves(columns))
+    differences = [name for name in _DIFFERENCES if name in leaves]
     return parquet.ParquetWriter(
         sink,
         columns,
         compression="zstd",
         compression_level=1,
-        use_dictionary=_DICTIONARIES,
-        column_encoding=dict.fromkeys(_DIFFERENCES, "DELTA_BINARY_PACKED"),
-        write_statistics=[path for path, kind in _leaves(columns) if not is_floating(kind)],
+        use_dictionary=[name for name in _DICTIONARIES if name in leaves],
+        column_encoding=dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
+        write_statistics=[
+            path
+            for path, kind in leaves.items()
+            if not is_floating(kind) and path not in _WITHOUT_STATISTICS
+        ],
         write_page_index=True,
         write_page_checksum=True,
         bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},

@@ -15,8 +15,17 @@ import numpy as np
 
 from backends.lazy_dataclass import dataclass
 from tiered.archive.bodies import PLAIN, BodyLayout
-from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveQueue, Truncation, digest_of
-from tiered.log.parts import Incarnation, Parts, Segment, Segments
+from tiered.archive.model import (
+    DAY_MS,
+    KAFKA_SCHEMA,
+    SCHEMA_VERSION,
+    ArchiveQueue,
+    Truncation,
+    digest_of,
+)
+from tiered.errors import InvalidError
+from tiered.log.lineage import Isolation, stable_end
+from tiered.log.parts import AbortedRange, Incarnation, LineageFacts, Parts, Segment, Segments
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
 from tiered.model import LogOffset, QueueOffset
@@ -44,7 +53,9 @@ T = TypeVar("T")
 
 
 def has_times(offset_ranges: Sequence[Archived], segment: Segment, start: int, end: int) -> bool:
-    """Whether they are."""
+    """Whether they are. Of Kafka's none tells: a producer says any time, and the newest of a batch may be hidden."""
+    if any(one.schema == KAFKA_SCHEMA for one in offset_ranges):
+        return True
     mine = segment.parts.store_times
     theirs = [(f.store_min_ms, f.store_max_ms) for one in offset_ranges for f in one.files]
     is_compacted = segment.parts.holes > sum(
@@ -65,6 +76,34 @@ def has_times(offset_ranges: Sequence[Archived], segment: Segment, start: int, e
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What of some records becomes rows."""
+
+    isolation: Isolation | None = None  # None: all of it, as of RocketMQ's
+    aborted: tuple[AbortedRange, ...] = ()  # what is hidden of them beside the node's own
+
+    @classmethod
+    def of(
+        cls, isolation: Isolation | None, incarnation: Incarnation, start: int, end: int
+    ) -> Sight:
+        """Of offsets ``[start, end)``, of which each transaction is decided."""
+        facts = incarnation.lineage
+        if isolation is not Isolation.COMMITTED or facts is None:
+            return cls(isolation)
+        near = (one for one in facts.aborted if one.first < end and one.last >= start)
+        return cls(isolation, tuple(near))
+
+
+ALL = Sight()
+
+
+def readable_end(isolation: Isolation | None, incarnation: Incarnation) -> int:
+    """One past the last offset of an incarnation that readers of an isolation get."""
+    stable = isolation is Isolation.COMMITTED
+    return int(stable_end(incarnation) if stable else incarnation.commit_offset)
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """Queue offsets ``[start, end)`` of one sealed segment, to be made Parquet."""
 
@@ -76,6 +115,7 @@ class Task:
     """How many ends that were truncated the archive has dealt with, once the plan's are."""
     layout: BodyLayout = PLAIN  # which columns the files get beside those that every file has
     epoch: int = 0  # of the archive; see ``tiered.archive.model.Fence``
+    sight: Sight = ALL  # what of them becomes rows
     is_divided: bool = False
     """Something beside it is damaged (``tiered.archive.task.divide``), and will be put right: which version its objects
     are now proves nothing later."""
@@ -98,7 +138,8 @@ class Task:
         size = parts[-1].log_end - parts[0].log_offset
         rows = low, high, parts[-1].last, size, parts.holes, parts.log_gone
         epoch = (("epoch", self.epoch),) if self.epoch else ()
-        return digest_of((*known, *rows, *self.layout.marks, *epoch))
+        sight = () if self.sight == ALL else (repr(self.sight),)
+        return digest_of((*known, *rows, *self.layout.marks, *epoch, *sight))
 
     @property
     def incarnation(self) -> Incarnation:
@@ -106,7 +147,10 @@ class Task:
         first = self.parts[0]
         segment = Segment(LogOffset(first.log_offset), first.queue_offset, 0, True, self.parts)
         bounds = QueueOffset(self.start), QueueOffset(self.end)
-        return Incarnation(self.queue.incarnation, *bounds, self.parts.log_end, (segment,))
+        own = Incarnation(self.queue.incarnation, *bounds, self.parts.log_end, (segment,))
+        if self.sight == ALL:
+            return own
+        return replace(own, lineage=LineageFacts(aborted=self.sight.aborted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +203,42 @@ class Plan:
         return sum(task.size_bytes for task in self.tasks)
 
 
+def isolation_of(
+    tier: TierState, place: Place, archive: ArchiveState | None, wish: Isolation | None = None
+) -> Isolation | None:
+    """The isolation of a broker that is read beside an archive: the archive's, else what is wished; None: it has none.
+
+    Raises:
+        InvalidError: The archive has another than is wished.
+    """
+    if tier.store.get("kind") != "kafka":
+        return None
+    fixed = archive.isolation(place.cluster, place.broker) if archive else None
+    if fixed and wish not in {None, fixed}:
+        raise InvalidError(
+            f"what is archived of {place.cluster}/{place.broker} is {fixed.value}",
+            do="leave the isolation out, or give what is to have another an archive of its own",
+        )
+    return fixed or wish or Isolation.COMMITTED
+
+
 def plan_archive(
-    tier: TierState, place: Place, archive: ArchiveState, *, takes: Callable[[str], bool]
+    tier: TierState,
+    place: Place,
+    archive: ArchiveState,
+    *,
+    takes: Callable[[str], bool],
+    isolation: Isolation | None = None,
 ) -> Plan:
-    """Decide."""
+    """Decide.
+
+    Args:
+        isolation: What is wished; of an archive that has one already that holds.
+
+    Raises:
+        InvalidError: See ``isolation_of``.
+    """
+    isolation = isolation_of(tier, place, archive, isolation)
     tasks: list[Task] = []
     opened: list[Open] = []
     overtaken: list[Overtaken] = []
@@ -183,10 +259,16 @@ def plan_archive(
             every = Segments.of(incarnation.segments)
             has_parts = every.rows["first"] < every.rows["behind"]
             sealed = every.where(has_parts & (every.rows["sealed"] | bool(incarnation.ended)))
-            is_whole = _is_whole(archive, archived_queue, sealed, int(incarnation.min_offset))
+            is_whole = _is_whole(
+                archive,
+                archived_queue,
+                sealed,
+                int(incarnation.min_offset),
+                tells_time=isolation is None,
+            )
             is_whole &= not gone
             left = replace(incarnation, segments=sealed.where(~is_whole))
-            found = list(_tasks(archive, archived_queue, left, gone, tails))
+            found = list(_tasks(archive, archived_queue, left, gone, tails, isolation))
             archived += int(is_whole.sum()) + sum(not rest for rest, _ in found)
             strange += [(archived_queue, start) for rest, start in found if start >= 0]
             tasks += [task for rest, _ in found for task in rest]
@@ -195,13 +277,19 @@ def plan_archive(
     return Plan(tuple(tasks), tuple(opened), tuple(overtaken), archived, strange=tuple(strange))
 
 
-def _tasks(
-    archive: ArchiveState, queue: ArchiveQueue, incarnation: Incarnation, gone: set[int], tails: int
+def _tasks(  # noqa: PLR0917 (where it lies in either, and what is seen)
+    archive: ArchiveState,
+    queue: ArchiveQueue,
+    incarnation: Incarnation,
+    gone: set[int],
+    tails: int,
+    isolation: Isolation | None,
 ) -> Iterator[tuple[list[Task], int]]:
     """For each segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
+    until, layout = readable_end(isolation, incarnation), BodyLayout(is_kafka=bool(isolation))
     for segment in incarnation.segments:
         start = max(segment.parts[0].queue_offset, incarnation.min_offset)
-        end = segment.parts[-1].queue_end
+        end = min(segment.parts[-1].queue_end, until)
         if start >= end:
             continue
         left: Ranges = ((int(start), int(end)),)
@@ -209,14 +297,27 @@ def _tasks(
         for one in known:
             left = without(left, one.start, one.end)
         rest = [
-            Task(queue, *ends, holding(segment.parts, *ends), tails, epoch=archive.fence.epoch)
+            Task(
+                queue,
+                *ends,
+                holding(segment.parts, *ends),
+                tails,
+                layout,
+                archive.fence.epoch,
+                Sight.of(isolation, incarnation, *ends),
+            )
             for ends in left
         ]
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
 
 
 def _is_whole(
-    archive: ArchiveState, queue: ArchiveQueue, segments: Segments, min_offset: int
+    archive: ArchiveState,
+    queue: ArchiveQueue,
+    segments: Segments,
+    min_offset: int,
+    *,
+    tells_time: bool,
 ) -> npt.NDArray[np.bool_]:
     """Whether a segment is one offset range, with its times: what most are, found by columns, without a look at each."""
     low, high, first_ms, last_ms, bad, _ = archive.queues.columns(queue)
@@ -236,7 +337,9 @@ def _is_whole(
     at = np.minimum(np.searchsorted(low, starts), len(low) - 1)
     is_within = (mins <= first_ms[at]) & (last_ms[at] <= maxs)
     touches = (mins == first_ms[at]) | (maxs == last_ms[at]) | (bad[at] > 0)
-    has_same_times = (first_ms[at] < 0) | (is_within & touches)  # see ``has_times``
+    has_same_times = (
+        (first_ms[at] < 0) | (is_within & touches) | (not tells_time)
+    )  # see ``has_times``
     found: npt.NDArray[np.bool_] = (low[at] == starts) & (high[at] == ends) & has_same_times
     return found
 

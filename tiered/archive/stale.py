@@ -10,16 +10,16 @@ tier has not any more, or was compacted of since, stays as it is and is named.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
-from tiered.archive.audit import tier_parts
+from tiered.archive.audit import task_of
 from tiered.archive.bodies import BodyLayout, column_names
 from tiered.archive.body_blocks import OTHERS
 from tiered.archive.machine import append_if, archive_action
-from tiered.archive.plan import Task, Work
+from tiered.archive.plan import Work
 from tiered.archive.task import do_work
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveQueue
+    from tiered.archive.plan import Task
     from tiered.archive.task import JobContext
     from tiered.journal.append import JournalWriter
     from tiered.log.reader import TierReader
@@ -170,18 +171,10 @@ def _groups(state: ArchiveState, stale: list[_Side]) -> list[list[_Side]]:
 def _tasks(state: ArchiveState, reader: TierReader, group: list[_Side]) -> list[Task]:
     bodies = state.bodies[group[0][0].topic]
     has_records = any(one.has_records for _, one in group)
-    layout = BodyLayout(bodies[-1], len(bodies), has_records)
+    tasks = (task_of(state, reader, queue, one) for queue, one in group)
     return [
-        Task(
-            queue,
-            one.start,
-            one.end,
-            tier_parts(reader, queue, one.start, one.end),
-            len(state.tails.get(queue, ())),
-            layout,
-            epoch=state.fence.epoch,
-        )
-        for queue, one in group
+        replace(task, layout=BodyLayout(bodies[-1], len(bodies), has_records, task.layout.is_kafka))
+        for task in tasks
     ]
 
 

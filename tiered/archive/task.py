@@ -34,7 +34,16 @@ from tiered.api.arrow import load_pyarrow
 from tiered.archive.body_blocks import BodyCounts
 from tiered.archive.body_formats import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
-from tiered.archive.model import DAY_MS, Archived, ParquetFile, SideFile, file_key, side_key
+from tiered.archive.model import (
+    DAY_MS,
+    KAFKA_SCHEMA,
+    SCHEMA_VERSION,
+    Archived,
+    ParquetFile,
+    SideFile,
+    file_key,
+    side_key,
+)
 from tiered.archive.parquet import (
     FileWriter,
     Written,
@@ -66,6 +75,7 @@ if TYPE_CHECKING:
     from tiered.archive.plan import Task, Work
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
+    from tiered.log.lineage import Isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,8 @@ class JobContext:
     rng: random.Random  # for ids and jitter
     takes: Callable[[str], bool] = lambda _topic: True  # whether a topic is wanted
     wishes: BodyWishes = NOTHING  # what bodies shall become
+    isolation: Isolation | None = None
+    """What of Kafka's transactions becomes rows; None: as the archive has it, else what was committed."""
     give_up_s: float = GIVE_UP_S
     """A store that has refused an entry of the log for so long is given up."""
 
@@ -135,8 +147,14 @@ def do_work(context: WorkContext, work: Work) -> tuple[Archived, ...]:
     return tuple(_archived(context.archive, source, one, files) for one in made)
 
 
+def task_reader(tier: ObjectStore, prefix: str, task: Task) -> QueueReader:
+    """A reader of what becomes rows of a task, and of nothing else."""
+    queue, isolation = task.queue.message_queue, task.sight.isolation
+    return QueueReader.of_incarnation(tier, prefix, queue, task.incarnation, isolation)
+
+
 def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
-    reader = QueueReader.of_incarnation(tier, prefix, task.queue.message_queue, task.incarnation)
+    reader = task_reader(tier, prefix, task)
     at = task.incarnation.min_offset
     for found in reader.batches(at, bytes_max=READ_BYTES):
         if isinstance(found, Gap) or found.base_offset != at:
@@ -270,6 +288,7 @@ def _archived(
         _side(archive, task, aside),
         source.sources(task),
         misfits=misfits,
+        schema=KAFKA_SCHEMA if task.layout.is_kafka else SCHEMA_VERSION,
         columns=task.layout.number,
         has_records=task.layout.has_records,
         left_out=tuple(sorted(counted.bodies.left_out.items())),
@@ -362,9 +381,7 @@ def find_lost(context: WorkContext, task: Task) -> tuple[tuple[int, int, str], .
 
     Memory: a section, where it is damaged.
     """
-    reader = QueueReader.of_incarnation(
-        context.tier, context.prefix, task.queue.message_queue, task.incarnation
-    )
+    reader = task_reader(context.tier, context.prefix, task)
     return tuple(reader.find_lost(QueueOffset(task.start), QueueOffset(task.end)))
 
 

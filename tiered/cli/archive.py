@@ -16,7 +16,7 @@ from backends.local_files import is_full, read_regular
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import flag, option, required, several
+from tiered.cli.options import ISOLATION_HELP, flag, option, required, several
 from tiered.cli.output import picked, show
 from tiered.cli.planned import (
     HOUR_MS,
@@ -174,6 +174,11 @@ class ArchiveOptions(PlanOptions, SparkOptions):
     body_message: tuple[str, ...] = several(
         "with protobuf: full name of the message", kinds.Kind("[TOPIC=]NAME,...", str)
     )
+    isolation: str | None = option(
+        ISOLATION_HELP,
+        kinds.ISOLATION,
+        default_text="as the archive has it, else read_committed",
+    )
     raw_records: bool = flag("add a column with the bytes of each stored record")
     decode_again: bool = flag(
         "also archive again what lacks columns that were fixed since, as far as the tier still has it"
@@ -232,7 +237,7 @@ _ACTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         (
             "from", "until", "max-bytes", "max-runtime", "pack-below", "seal", "metrics-file",
-            "body", "body-schema", "body-message", "raw-records", "decode-again",
+            "body", "body-schema", "body-message", "raw-records", "decode-again", "isolation",
         ),
         (_ARCHIVING,),
     ),
@@ -301,13 +306,17 @@ def open_context(call: Call, options: ArchiveOptions) -> JobContext:
     """Tier and archive as the options name them."""
     from tiered.api.broker_place import choose_place
     from tiered.archive.job import JobContext
+    from tiered.log.lineage import Isolation
 
     rng, give_up_s = random.SystemRandom(), options.give_up_s
     tier = call.objects(options.url, give_up_s=give_up_s)
     place = choose_place(tier, call.common.cluster, call.common.broker)
     bare, archive = call.both(options.to, give_up_s=give_up_s)
     takes, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
-    return JobContext(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
+    isolation = Isolation(options.isolation) if options.isolation else None
+    return JobContext(
+        tier, place, archive, bare, call.clock, rng, takes, wishes, isolation, give_up_s
+    )
 
 
 def _limits(call: Call, options: ArchiveOptions) -> Limits:

@@ -24,6 +24,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -245,8 +246,12 @@ class LineageTracker:
         if end == commit.queue_offset:
             return facts
         incarnation = self._state().incarnation(commit.queue)
-        is_it = incarnation is not None and incarnation.number == commit.incarnation
-        return incarnation.lineage if incarnation and is_it else None
+        if incarnation is None or incarnation.number != commit.incarnation:
+            return None
+        facts, gaps = incarnation.lineage, incarnation.gaps
+        if facts and gaps and gaps[-1].end == commit.queue_offset:
+            return replace(facts, opened=())  # what was open before the gap may have ended in it
+        return facts
 
 
 # -- group_commit ------------------------------------------------------------------------------------

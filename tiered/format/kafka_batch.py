@@ -393,6 +393,8 @@ def _decided(
 # All sections of records are unpacked into one row of bytes. Where a record begins is known only once the one before has
 # been read: that is the one loop over records. Each field is then read of all of them at once.
 
+_TOGETHER_MIN: Final = 24
+"""Sections of which a record each is looked at together; of fewer one by one costs less."""
 _PADDING: Final = bytes(16)
 """Behind the last record, so that a varint that goes on for ever is read, and refused."""
 _VARINT_BITS: Final = 35
@@ -491,17 +493,14 @@ def _section(block: BatchBlock, number: int, bytes_max: int) -> Buffer:
 def _columns(block: BatchBlock, sections: Mapping[int, Buffer]) -> RecordColumns:
     """The records of all sections that are sound, or else the faults of those that are not."""
     data = b"".join([*sections.values(), _PADDING])
-    faults: dict[int, str] = {}
-    starts, ends, counts, at = list[int](), list[int](), list[int](), 0
-    for number, section in sections.items():
-        before, end = len(starts), at + memoryview(section).nbytes
-        if not _chain(data, at, end, int(block.headers["count"][number]), starts=starts, ends=ends):
-            faults[number] = "its records do not use up its bytes"
-        counts.append(len(starts) - before)
-        at = end
-    batches = np.repeat(np.array(list(sections), np.int64), np.array(counts, np.int64))
-    ends_at = np.array(ends, np.int64)
-    cursor = _Cursor(np.frombuffer(data, np.uint8), np.array(starts, np.int64) + 1, ends_at)
+    numbers = np.array(list(sections), np.int64)
+    sizes = [memoryview(section).nbytes for section in sections.values()]
+    section_ends = np.cumsum(np.array(sizes, np.int64))
+    counts = block.column("count")[numbers]
+    starts, ends_at, bad = _bounds(data, section_ends - sizes, section_ends, counts)
+    faults = dict.fromkeys(numbers[bad].tolist(), "its records do not use up its bytes")
+    batches = np.repeat(numbers[~bad], counts[~bad])
+    cursor = _Cursor(np.frombuffer(data, np.uint8), starts + 1, ends_at)
     times = cursor.varint(_VARLONG_BITS) + block.column("base_timestamp")[batches]
     deltas = cursor.varint()
     keys, values = cursor.sized(), cursor.sized()
@@ -525,10 +524,45 @@ def _columns(block: BatchBlock, sections: Mapping[int, Buffer]) -> RecordColumns
     )
 
 
-def _chain(
-    data: bytes, at: int, end: int, count: int, *, starts: list[int], ends: list[int]
-) -> bool:
-    """Append where ``count`` records begin behind their sizes, and where they end; whether they fill ``[at, end)``."""
+def _bounds(data: bytes, at: Longs, ends: Longs, counts: Longs) -> tuple[Longs, Longs, Flags]:
+    """Where the records of sections begin behind their sizes, and where they end; and which sections these do not fill.
+
+    A record says where the next one is, so that of all sections the first are looked at, then the second, and so on; of
+    the last few sections, which have more records than others, one by one.
+
+    Args:
+        at: Where the sections begin; is changed.
+        counts: Of their records.
+    """
+    bad: Flags = (counts < 0) | (
+        counts > ends - at
+    )  # more than bytes: memory is not taken for these
+    counts = np.where(bad, 0, counts)
+    firsts, view = np.append(0, np.cumsum(counts)), np.frombuffer(data, np.uint8)
+    begins, behind = np.zeros((2, int(firsts[-1])), np.int64)
+    live, done = np.flatnonzero(counts), 0
+    while len(live) >= _TOGETHER_MIN:
+        cursor = _Cursor(view, at[live], ends[live])
+        sizes = cursor.varint()
+        at[live] = cursor.at + sizes
+        bad[live] = cursor.bad | (sizes < 0) | (at[live] > ends[live])
+        begins[firsts[live] + done], behind[firsts[live] + done] = cursor.at, at[live]
+        done += 1
+        live = live[(counts[live] > done) & ~bad[live]]
+    for number in live.tolist():
+        rows = slice(int(firsts[number]) + done, int(firsts[number + 1]))
+        pairs, at[number] = _chain(data, int(at[number]), int(ends[number]), rows.stop - rows.start)
+        bad[number] = len(pairs) < rows.stop - rows.start
+        if not bad[number]:
+            begins[rows], behind[rows] = np.array(pairs, np.int64).T
+    bad |= at != ends
+    kept = np.repeat(~bad, counts)
+    return begins[kept], behind[kept], bad
+
+
+def _chain(data: bytes, at: int, end: int, count: int) -> tuple[list[tuple[int, int]], int]:
+    """Where ``count`` records begin behind their sizes and end, up to one that is malformed; and where that was."""
+    found = list[tuple[int, int]]()
     for _ in range(count):
         size, shift = data[at], 7
         at += 1
@@ -541,14 +575,11 @@ def _chain(
                 size |= (byte & _MORE - 1) << shift
                 shift += 7
                 more = byte >= _MORE
-        starts.append(at)
-        at += size >> 1
-        ends.append(at)
+        start, at = at, at + (size >> 1)
         if at > end or size & 1 or more:  # a size of six bytes is none
-            starts.pop()
-            ends.pop()
-            return False
-    return at == end and count >= 0
+            break
+        found.append((start, at))
+    return found, at
 
 
 class _Cursor:
@@ -626,9 +657,9 @@ def with_records(block: BatchBlock, number: int, offsets: Longs, *, bytes_max: i
         return b""
     if wanted.all():
         return raw
-    ends = [0]
     section_bytes = len(records.data) - len(_PADDING)
-    _chain(records.data, 0, section_bytes, len(records), starts=[], ends=ends)
+    found, _ = _chain(records.data, 0, section_bytes, len(records))
+    ends = [0, *(end for _, end in found)]
     kept = [records.data[ends[at] : ends[at + 1]] for at in np.flatnonzero(wanted).tolist()]
     kind = int(block.headers["attributes"][number]) & CODEC_MASK
     payload = pack(CODECS[kind], b"".join(kept)) if kind else b"".join(kept)

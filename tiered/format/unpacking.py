@@ -45,6 +45,7 @@ class UnpackError(ValueError):
 
 FRAMES_MAX: Final = 1000
 """Millions of empty frames would take hours."""
+_LZ4_FIRST_BYTES: Final = 1 << 20
 _ZSTD_STEP_BYTES: Final = 1024
 """zstd knows no bound on its output; this much input makes at most 32 MiB."""
 _ZSTD_WINDOW_BYTES_MAX: Final = 128 << 20
@@ -91,9 +92,7 @@ def unpack(codec: Codec, data: Buffer, bytes_max: int) -> bytes:
             case Codec.ZLIB:
                 return _frames(zlib_ng.decompressobj, data, bytes_max, next_frame=None)
             case Codec.LZ4:
-                return _frames(
-                    lz4.frame.LZ4FrameDecompressor, data, bytes_max, next_frame=_LZ4_MAGIC
-                )
+                return _frames(_Lz4Frame, data, bytes_max, next_frame=_LZ4_MAGIC)
             case Codec.ZSTD:
                 return _frames(_ZstdFrame, data, bytes_max, next_frame=_ZSTD_MAGIC)
             case Codec.SNAPPY:
@@ -155,6 +154,29 @@ def _frames(
         if next_frame is None or not rest.startswith(next_frame):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
     raise UnpackError(f"has more than {FRAMES_MAX} frames")
+
+
+class _Lz4Frame:
+    """One LZ4 frame. The library takes as much memory as it may return, which costs more than small frames themselves."""
+
+    def __init__(self) -> None:
+        self._frame = lz4.frame.LZ4FrameDecompressor()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._frame.eof)
+
+    @property
+    def unused_data(self) -> bytes | None:
+        found: bytes | None = self._frame.unused_data
+        return found
+
+    def decompress(self, data: Buffer, max_length: int, /) -> bytes:
+        found: bytes = self._frame.decompress(data, min(max_length, _LZ4_FIRST_BYTES))
+        if self._frame.eof or len(found) < _LZ4_FIRST_BYTES or max_length == _LZ4_FIRST_BYTES:
+            return found
+        more: bytes = self._frame.decompress(b"", max_length - _LZ4_FIRST_BYTES)
+        return found + more
 
 
 class _ZstdFrame:

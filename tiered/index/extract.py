@@ -4,14 +4,14 @@ A message has the keys of its ``KEYS`` property (separated by blanks) and its ``
 (``tiered.format.property_columns``).
 
 Records that hold inner batches are taken one by one: keys are those of their inner messages. Of Kafka's records the key is
-the key, unless that is empty.
+the key, of JoyQueue's messages the business id, unless that is empty.
 """
 
 from __future__ import annotations
 
 import functools
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from tiered.format.record import RecordError, decode_record
 from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import INNER_BATCH
 from tiered.log.lineage import hidden
-from tiered.log.messages import kafka_records
+from tiered.log.messages import foreign_messages, kafka_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -227,8 +227,9 @@ def extract_keys(batch: RecordBatch, seed: int, log_offset: int = 0) -> Iterator
         log_offset: Of the first byte of the batch's data; 0: places in the data are found.
     """
     start = batch.base_offset
-    if batch.kind is RecordKind.KAFKA:
-        yield _of_kafka(hidden(batch, None), seed, log_offset)
+    if batch.kind is not RecordKind.ROCKETMQ:
+        texts = (_kafka_keys if batch.kind is RecordKind.KAFKA else _jmq_keys)(batch)
+        yield _of_foreign(batch, texts, seed, log_offset)
         return
     if batch.properties_sizes is not None:
         for begin in range(0, batch.count, CHUNK_RECORDS):
@@ -362,14 +363,36 @@ def _keys(records: _Records, hashes: Hashes, owners: Indices, start: int) -> Key
     return Keys(hashes, items, start)
 
 
-def _of_kafka(batch: RecordBatch, seed: int, log_offset: int) -> Keys:
-    found = kafka_records(batch)
+class _Texts(NamedTuple):
+    """Keys of messages of another store: one element a message that has one in each array."""
+
+    data: Buffer  # they lie in it
+    starts: Indices
+    sizes: Indices
+    numbers: Indices  # of the messages' items
+    times_ms: Indices
+
+
+def _kafka_keys(batch: RecordBatch) -> _Texts:
+    found = kafka_records(hidden(batch, None))
     columns = found.columns
     rows = found.rows[columns.key_sizes[found.rows] > 0]
-    hashes = hash_many(columns.data, columns.key_starts[rows], columns.key_sizes[rows], seed)
-    at = columns.offsets[rows] - batch.base_offset
-    places = batch.positions[at] + log_offset, batch.sizes[at]
-    items = _items(*places, columns.timestamps_ms[rows], at)
+    places = columns.data, columns.key_starts[rows], columns.key_sizes[rows]
+    return _Texts(*places, columns.offsets[rows] - batch.base_offset, columns.timestamps_ms[rows])
+
+
+def _jmq_keys(batch: RecordBatch) -> _Texts:
+    found = [one for one in foreign_messages(batch) if one.key]
+    rows = [(len(one.key), one.number, one.time_ms) for one in found]
+    sizes, numbers, times_ms = np.array(rows, np.int64).reshape(-1, 3).T
+    data = b"".join([*(one.key for one in found), bytes(WORD)])
+    return _Texts(data, np.cumsum(sizes) - sizes, sizes, numbers, times_ms)
+
+
+def _of_foreign(batch: RecordBatch, texts: _Texts, seed: int, log_offset: int) -> Keys:
+    hashes = hash_many(texts.data, texts.starts, texts.sizes, seed)
+    at = texts.numbers
+    items = _items(batch.positions[at] + log_offset, batch.sizes[at], texts.times_ms, at)
     items["hash_low"] = hashes.astype(np.uint32)
     return Keys(hashes, items, batch.base_offset)
 

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from tiered.format.kafka_batch import Flags, Longs
 
     _Found = TypeVar("_Found")
+    _Mark = tuple[object, ...]
 
 HOLES_MAX: Final = 65_536
 """Offsets in a row without a batch: so many are holes, item by item; more are a gap, which is a range."""
@@ -218,18 +219,26 @@ class _View:
         return min([self.end, *self.bases[number + 1 : number + 2]])
 
     def is_as(self, old: _View) -> bool:
-        """Whether nothing differs of what bounds are made of: the last segment of a log that has not crashed may grow."""
-        count = len(self.segments) - (self.state is not _State.CRASHED)
-        return self.segments[:count] == old.segments[:count] and replace(
-            self, min=old.min, end=old.end, place=old.place
-        ).says_as(old)
+        """Whether nothing differs of what bounds are made of."""
+        if self.state is _State.CRASHED and self.segments != old.segments:
+            return False
+        return replace(self, min=old.min, end=old.end, place=old.place).says_as(old)
 
     def says_as(self, old: _View) -> bool:
         """Whether nothing differs but what the last segment has got."""
-        return replace(self, segments=()) == replace(old, segments=()) and all(
-            mine.inode == other.inode and mine.size_bytes >= other.size_bytes
-            for mine, other in zip(self.segments, old.segments, strict=True)
+        mine, other = self.segments[-1], old.segments[-1]
+        return (
+            replace(self, segments=()) == replace(old, segments=())
+            and self.segments[:-1] == old.segments[:-1]
+            and (mine.path, mine.inode) == (other.path, other.inode)
+            and mine.size_bytes >= other.size_bytes
         )
+
+    def mark(self, number: int, offset: int) -> _Mark:
+        """By what a place in a segment is remembered: numbers of files that are gone are given again."""
+        segment = self.segments[number]
+        sealed = () if number + 1 == len(self.segments) else segment[2:]
+        return self.queue, self.generation, segment.inode, sealed, offset
 
     def goes_on_from(self, old: _View) -> bool:
         """Whether it is the same log: what it had below the old end stands as it was."""
@@ -312,7 +321,7 @@ class KafkaStore:
         self._bounds: Mapping[MessageQueue, QueueBounds] = {}
         self._gone: set[MessageQueue] = set()
         self._falls: dict[MessageQueue, int] = {}
-        self._marks: OrderedDict[tuple[MessageQueue, int, int, int], int] = OrderedDict()
+        self._marks: OrderedDict[_Mark, int] = OrderedDict()
         self._is_closed = False
         self._cache.stop, go_on = stop, self._cache.stop
         try:
@@ -599,7 +608,7 @@ class KafkaStore:
 
     def _part(self, segment: LogSegment, at: int, size: int) -> memoryview:
         """Bytes of a segment, fewer at its end."""
-        view = memoryview(bytearray(size))
+        view = memoryview(np.empty(size, np.uint8))
         count = self._cache.read_same(segment.path, segment.inode, at, view)
         if count is None:
             raise _StaleError
@@ -629,10 +638,14 @@ class KafkaStore:
             if len(found.block):
                 at, offset, size = at + found.end, int(window.offset_ends[-1]), wanted
                 is_behind_damage = False
-            elif (data_at := self._cache.next_data(segment.path, at)) is None:
-                yield window._replace(is_all=True, is_behind_damage=True)
+                continue
+            behind = at + len(data)
+            is_begun = any(data[:_EMPTY_BYTES])  # a batch may be longer, and have holes in it
+            data_at = behind if is_begun else self._cache.next_data(segment.path, behind)
+            if data_at is None:  # zeros go on to the end
+                yield window._replace(is_all=True, end=len(data))
                 return
-            elif data_at > at:
+            if data_at > behind:
                 at, is_behind_damage = data_at, True
             elif size < BATCH_BYTES_MAX:
                 size = min(size * 4, BATCH_BYTES_MAX)
@@ -650,10 +663,10 @@ class KafkaStore:
         if offset <= segment.base_offset:
             return 0, segment.base_offset
         found = 0, segment.base_offset
-        for known in (offset, near):
+        for known in (offset, near or 0):
             with self._lock:
-                at = self._marks.get((view.queue, view.generation, segment.inode, known or 0))
-            if at is not None and known is not None and known <= offset:
+                at = self._marks.get(view.mark(number, known))
+            if at is not None and known <= offset:
                 if known == offset:
                     return at, known
                 found = at, known
@@ -672,7 +685,7 @@ class KafkaStore:
     def _mark(self, view: _View, number: int, offset: int, at: int) -> None:
         """Remember that what is below an offset ends at a byte of a segment."""
         with self._lock:
-            self._marks[view.queue, view.generation, view.segments[number].inode, offset] = at
+            self._marks[view.mark(number, offset)] = at
             if len(self._marks) > _MARKS_MAX:
                 self._marks.popitem(last=False)
 

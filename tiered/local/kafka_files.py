@@ -3,7 +3,7 @@
 What is left out, each by its name: internal topics, and folders of partitions that are being deleted, moved in, or are not
 this node's any more. A partition's folder is a row of segments, named by their first offset; the last one is active. Files
 that are removed are renamed (``.deleted``) and go a minute later; the cleaner's (``.cleaned``, ``.swap``) are not
-segments yet.
+segments yet, unless what they replace is gone.
 
 Nothing is kept open or remembered here. A directory that changes under a look gives the state before or after it.
 """
@@ -63,6 +63,8 @@ _REASONS: Final = {
 }
 _SMALL_BYTES_MAX: Final = 64 << 20
 _WINDOW_BYTES: Final = 8 << 20
+_SEGMENTS: Final = (".log", ".log.swap")
+_TRIES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +146,26 @@ def read_epochs(folder: str) -> LeaderEpochs:
 
 
 def segments_of(folder: str) -> list[LogSegment]:
-    """The segments of a partition, in order."""
-    found = []
-    for name in list_names(folder):
-        if (
-            name.endswith(".log")
-            and is_row_name(name[:NAME_DIGITS])
-            and len(name) == NAME_DIGITS + 4
-        ):
-            path = f"{folder}/{name}"
-            if (about := stat_if_there(path)) is not None:
-                found.append(
-                    LogSegment(
-                        int(name[:NAME_DIGITS]),
-                        path,
-                        about.st_size,
-                        about.st_ino,
-                        about.st_mtime_ns,
-                    )
-                )
+    """The segments of a partition, in order.
+
+    For a moment the cleaner's segment has no name but that with ``.swap``, while what it replaces is gone.
+    """
+    names, found = list_names(folder), list[LogSegment]()
+    for _ in range(_TRIES):
+        paths = dict[int, str]()
+        for name in names:  # sorted: ``.log`` comes before ``.log.swap``
+            base, ending = name[:NAME_DIGITS], name[NAME_DIGITS:]
+            if is_row_name(base) and ending in _SEGMENTS:
+                paths.setdefault(int(base), f"{folder}/{name}")
+        looks = {base: stat_if_there(path) for base, path in sorted(paths.items())}
+        before, names = names, list_names(folder)
+        found = [
+            LogSegment(base, paths[base], about.st_size, about.st_ino, about.st_mtime_ns)
+            for base, about in looks.items()
+            if about is not None
+        ]
+        if names == before and len(found) == len(paths):
+            break
     return found
 
 

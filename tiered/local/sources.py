@@ -33,7 +33,7 @@ def open_store(
         options: How to read RocketMQ's.
 
     Raises:
-        InvalidError: It is no store.
+        InvalidError: It is not a store.
     """
     folders = folders_of(directory)
     # Other modules are loaded when they are needed: a start is dear.

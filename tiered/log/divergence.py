@@ -310,8 +310,16 @@ def _cut(
 ) -> tuple[QueueOffset, Head | None] | None:
     """Where to end, and what stays of the part that this lies in; None when nothing of the incarnation would be left.
 
-    A part whose index is damaged or gone can not be divided: all of it goes, and is taken anew.
+    A part whose index is damaged or gone can not be divided: all of it goes, and is taken anew. Nor can a record: of a batch
+    of several items all go.
     """
+    low = incarnation.min_offset
+    mark = tier_fingerprint(end) if low < end < incarnation.commit_offset else 0
+    if mark > 0 and tier_fingerprint(end - 1) == mark:
+        at = bisect_left(range(low, end), True, key=lambda one: tier_fingerprint(one) == mark)
+        end = QueueOffset(low + at)
+        if end == low:
+            return None
     part = next((p for p in incarnation.parts() if p.queue_offset < end < p.queue_end), None)
     if part is None:
         return end, None

@@ -63,8 +63,8 @@ def grown(
     # As it was when the first of them was read: by now the store may have another topic.
     read_of = next((batch.topic_id for batch in batches if batch.topic_id), "")
     topic_id = known.topic_id or read_of or (local.topic_id or "" if local else "")
-    if local is not None and (before is None or not before.is_sure):
-        known = replace(known, opened=local.open_transactions)
+    if local is not None and not (before and before.is_sure):
+        known = replace(known, opened=_either(known.opened, local.open_transactions))
     epochs, now, aborted = _told(known, batches)
     is_same = before is not None and (True, topic_id, now) == (
         before.is_sure,
@@ -76,6 +76,14 @@ def grown(
     return LineageGrown(queue, incarnation, topic_id, tuple(epochs), now, tuple(aborted))
 
 
+def _either(
+    known: Sequence[OpenTransaction], local: Sequence[OpenTransaction]
+) -> tuple[OpenTransaction, ...]:
+    """What is open by either word: of what was aborted since, the cleaner may have left the local store nothing."""
+    firsts = {one.producer: one.first for one in known} | {one.producer: one.first for one in local}
+    return tuple(OpenTransaction(*one) for one in sorted(firsts.items()))
+
+
 def _told(
     known: LineageFacts, batches: Iterable[RecordBatch]
 ) -> tuple[list[LeaderEpoch], tuple[OpenTransaction, ...], list[AbortedRange]]:
@@ -83,7 +91,11 @@ def _told(
     opened = {one.producer: one.first for one in known.opened}
     epochs, aborted = list[LeaderEpoch](), list[AbortedRange]()
     last = known.epochs[-1].number if known.epochs else None
+    end = None
     for batch in batches:
+        if end is not None and batch.base_offset != end:
+            opened.clear()  # a gap: what was open before it may have ended there
+        end = batch.end_offset
         last = _new_epochs(batch, last, epochs)
         aborted += _follow(batch, opened)
     return epochs, tuple(OpenTransaction(*one) for one in sorted(opened.items())), aborted

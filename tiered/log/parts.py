@@ -539,9 +539,8 @@ class LineageFacts:
 
     topic_id: str = ""
     epochs: tuple[LeaderEpoch, ...] = ()  # of the leaders, ascending in both
-    opened: tuple[
-        OpenTransaction, ...
-    ] = ()  # transactions that have no end below the commit offset
+    opened: tuple[OpenTransaction, ...] = ()
+    """Transactions that have no end below the commit offset."""
     is_sure: bool = True
     """Whether ``opened`` is all of them: not so where the end of the queue was moved since, until the next part."""
     aborted: tuple[AbortedRange, ...] = ()  # ascending by their ends

@@ -35,9 +35,10 @@ from urllib.parse import unquote
 from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
+from tiered.archive.bodies import BodyLayout
 from tiered.archive.checked_ranges import ObjectFile
+from tiered.archive.columns import every_schema, topic_schema
 from tiered.archive.columns import schema as archive_schema
-from tiered.archive.columns import topic_schema
 from tiered.archive.damage import find_damage, prove_files, reading
 from tiered.archive.duck import (
     LATEST,
@@ -71,10 +72,12 @@ from tiered.spark.options import (
     at_archive,
     at_place,
     in_one_option,
+    isolation_option,
     kind_of,
     partition_bytes,
     plain_names,
     require_columns,
+    require_isolation,
     require_known,
     require_values,
     source_options,
@@ -138,6 +141,7 @@ def archive(
     wanted = selection_of(named)
     with at_place(named) as store:
         state = read_archive(store)
+        require_isolation(named, state)
         warn_of_stale(state, wanted)
         plan = plan_files(state, wanted)
         native = _Native(spark, store, state, plan.keys(), scheme=scheme, is_proved=is_proved)
@@ -171,11 +175,10 @@ def tier(
     named = plain_names(_named(url, options, topic))
     require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME - {"archive"})
     require_values(named)
-    chosen = _chosen(columns)
     if is_stream:
-        return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
+        return _of_source(spark, named, "rmq_tier", _chosen(columns, named), is_stream=True)
     plan, _ = _plan(named, selection_of(named), "archive(spark, ARCHIVE)")
-    return _of_source(spark, _pinned(named, plan), "rmq_tier", chosen)
+    return _of_source(spark, _pinned(named, plan), "rmq_tier", _planned_columns(columns, plan))
 
 
 def messages(
@@ -213,15 +216,16 @@ def messages(
     named = {**plain_names(_named(url, options, topic)), "archive": archive}
     require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME)
     require_values(named)
-    chosen, wanted = _chosen(columns), selection_of(named)
+    wanted = selection_of(named)
     if is_stream:
-        return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
+        return _of_source(spark, named, "rmq_tier", _chosen(columns, named), is_stream=True)
     plan, state = _plan(named, wanted, "messages(spark, TIER, archive=ARCHIVE)")
     assert state is not None
+    chosen = _planned_columns(columns, plan)
     with at_archive(named) as store:
-        every = choose_files(state, wanted)
+        every, whole = choose_files(state, wanted), _planned_columns(None, plan)
         native = _Native(spark, store, state, every.keys(), scheme=scheme, is_proved=is_proved)
-        archived = native.frame(list(plan.files.values()), archive_schema(), plan.cuts)
+        archived = native.frame(list(plan.files.values()), whole, plan.cuts)
     archived = _where(archived, wanted, only_wanted=every.foreign.isdisjoint(plan.files))
     archived = archived if columns is None else archived.select(*columns)
     if not plan.offset_ranges:
@@ -255,11 +259,21 @@ def _of_source(
     return reader.load(named["path"])
 
 
-def _chosen(names: Sequence[str] | None) -> pa.Schema | None:
+def _chosen(names: Sequence[str] | None, named: Mapping[str, str]) -> pa.Schema | None:
+    from tiered.spark.source import tier_columns  # noqa: PLC0415 (needs pyspark)
+
     if names is None:
         return None
-    require_columns(list(names))
-    known = archive_schema()
+    require_columns(list(names), partial(tier_columns, named, selection_of(named)))
+    known = archive_schema(BodyLayout(is_kafka=True))
+    return load_pyarrow().schema([known.field(name) for name in names])
+
+
+def _planned_columns(names: Sequence[str] | None, plan: ReadPlan) -> pa.Schema:
+    known = archive_schema(BodyLayout(is_kafka=plan.is_kafka))
+    if names is None:
+        return known
+    require_columns(list(names), lambda: frozenset(known.names))
     return load_pyarrow().schema([known.field(name) for name in names])
 
 
@@ -275,13 +289,14 @@ def _plan(
 def _planned(named: Mapping[str, str], wanted: Selection) -> tuple[ReadPlan, ArchiveState | None]:
     with backend_errors(), contextlib.closing(TierStates(named)) as states:
         found = states.read()
-        plan = plan_tier(found, wanted, states.archive, partial(takes, named, wanted))
+        mine, level = partial(takes, named, wanted), isolation_option(named)
+        plan = plan_tier(found, wanted, states.archive, mine, isolation=level)
         return plan, states.archive
 
 
 def _columns(state: ArchiveState, wanted: Selection) -> pa.Schema:
     topics = {queue.topic for queue in state.queues if wanted.takes("topic", shown(queue.topic))}
-    return topic_schema(state, topics.pop()) if len(topics) == 1 else archive_schema()
+    return topic_schema(state, topics.pop()) if len(topics) == 1 else every_schema(state)
 
 
 def warn_of_stale(state: ArchiveState, wanted: Selection) -> None:

@@ -33,9 +33,19 @@ from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadErr
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
 from tiered.archive.archived import OffsetRanges
+from tiered.archive.bodies import BodyLayout
 from tiered.archive.columns import Columns
 from tiered.archive.model import ArchiveQueue
-from tiered.archive.plan import Task, ends_dealt_with, filled, overtaken_by, plan_archive
+from tiered.archive.plan import (
+    Sight,
+    Task,
+    ends_dealt_with,
+    filled,
+    isolation_of,
+    overtaken_by,
+    plan_archive,
+    readable_end,
+)
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TableRows, refuses_file
 from tiered.errors import DataError, InvalidError
@@ -58,6 +68,7 @@ if TYPE_CHECKING:
     from tiered.archive.model import Archived
     from tiered.archive.selection import Selection
     from tiered.log.decode import TierBatch
+    from tiered.log.lineage import Isolation
     from tiered.log.parts import Part, Segment, TierState
 
 SKIP = "skip"
@@ -109,6 +120,11 @@ class Incarnations:
     """By incarnation; the last of each is the one that counts, those before were truncated. Of an incarnation that
     the archive alone knows an empty one."""
     archive: ArchiveState | None = None  # its log; None: there is none
+    isolation: Isolation | None = None  # with which it is read; None: it is not Kafka's
+
+    def end_of(self, incarnation: Incarnation) -> int:
+        """One past the last offset of one of its incarnations that is read."""
+        return readable_end(self.isolation, incarnation)
 
     def archived_queue(self, number: int) -> ArchiveQueue:
         """One incarnation, as the archive names it."""
@@ -158,11 +174,22 @@ class Incarnations:
 
 
 def queues_of(
-    states: Mapping[Place, TierState], archive: ArchiveState | None = None
+    states: Mapping[Place, TierState],
+    archive: ArchiveState | None = None,
+    isolation: Isolation | None = None,
 ) -> Iterator[Incarnations]:
-    """Every queue of a tier, and of the archive beside it, in order."""
+    """Every queue of a tier, and of the archive beside it, in order.
+
+    Args:
+        isolation: What is wished of Kafka's; None: as the archive has it, else what was committed.
+
+    Raises:
+        InvalidError: The archive has another isolation than is wished.
+    """
     found: dict[Key, dict[int, list[Incarnation]]] = {}
+    levels: dict[tuple[str, str], Isolation | None] = {}
     for place, state in sorted(states.items()):
+        levels[place.cluster, place.broker] = isolation_of(state, place, archive, isolation)
         for queue, incarnations in sorted(state.queues.items()):
             key = Key(place.cluster, place.broker, queue.topic, queue.queue_id)
             found[key] = by_number(incarnations)
@@ -176,7 +203,9 @@ def queues_of(
             mine[number] = [Incarnation(number, end, end, begun, ended="archived")]
     for key, incarnations_of in sorted(found.items()):
         if incarnations_of:
-            yield Incarnations(key, incarnations_of, archive)
+            of_broker = key.cluster, key.broker
+            level = archive.isolation(*of_broker) if archive else None
+            yield Incarnations(key, incarnations_of, archive, levels.get(of_broker, level))
 
 
 def by_number(incarnations: Sequence[Incarnation]) -> dict[int, list[Incarnation]]:
@@ -220,6 +249,7 @@ class RangeHistory:
     prefix: str  # of the broker
     queue: ArchiveQueue  # the incarnation
     tails: int  # how many of its ends had been truncated
+    isolation: Isolation | None = None  # with which it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +275,7 @@ class ReadPlan:
     missing: int = 0  # offsets that never came into the tier, among those wanted
     files: dict[str, Chosen] = field(default_factory=dict)
     """Of the archive, by key. Where only a part of a row range counts, its number of rows is 0."""
+    is_kafka: bool = False  # some of it may be Kafka's
     cuts: dict[ArchiveQueue, int] = field(default_factory=dict)
     """Queues of which the archive has rows that do not count, and from which queue offset on."""
 
@@ -265,14 +296,17 @@ def plan_tier(
     wanted: Selection,
     archive: ArchiveState | None = None,
     takes: Callable[[Key], bool] = lambda _key: True,
+    *,
+    isolation: Isolation | None = None,
 ) -> ReadPlan:
     """Everything that is wanted and there now.
 
     Raises:
-        InvalidError: A topic is asked for that the tier has not; or the archive is of another tier.
+        InvalidError: A topic is asked for that the tier has not; or the archive is of another tier, or isolation.
     """
     plan = ReadPlan([], {})
-    queues = list(queues_of(states, archive))
+    queues = list(queues_of(states, archive, isolation))
+    plan.is_kafka = any(queue.isolation for queue in queues)
     require_topics(queues, wanted)
     require_own(states, archive, wanted, takes)
     prefixes = prefixes_of(states)
@@ -332,9 +366,9 @@ def _plan_incarnation(
     end = MAX if queue.archive is None else queue.kept_end(number, len(incarnations) - 1)
     if queue.archive is not None and queue.archive.overlapping(archived_queue, end, MAX):
         plan.cuts[archived_queue] = end
-    history = RangeHistory(prefix, archived_queue, len(incarnations) - 1)
+    history = RangeHistory(prefix, archived_queue, len(incarnations) - 1, queue.isolation)
     for low, high in rest_of(
-        kept, *bounds(wanted, incarnation.min_offset, incarnation.commit_offset)
+        kept, *bounds(wanted, incarnation.min_offset, queue.end_of(incarnation))
     ):
         for gap in incarnation.gaps:
             plan.missing += max(0, min(gap.end, high) - max(gap.start, low))
@@ -367,9 +401,9 @@ def cut(
             if reason and plan is not None:
                 _leave(plan, reason, 1)
             if reason:
-                yield from _offset_range(history, segment.parts[begin:at], span)
+                yield from _offset_range(history, incarnation, segment.parts[begin:at], span)
                 begin = at + 1
-        yield from _offset_range(history, segment.parts[begin:], span)
+        yield from _offset_range(history, incarnation, segment.parts[begin:], span)
 
 
 def _near(incarnation: Incarnation, low: int, high: int) -> Sequence[Segment]:
@@ -389,11 +423,14 @@ def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
 
 
 def _offset_range(
-    history: RangeHistory, run: Parts, span: tuple[int, int]
+    history: RangeHistory, incarnation: Incarnation, run: Parts, span: tuple[int, int]
 ) -> Iterator[OffsetRange]:
     if len(run):
         start, end = max(run[0].queue_offset, span[0]), min(run.queue_end, span[1])
-        yield OffsetRange(history.prefix, Task(history.queue, start, end, run, history.tails))
+        sight = Sight.of(history.isolation, incarnation, start, end)
+        layout = BodyLayout(is_kafka=history.isolation is not None)
+        task = Task(history.queue, start, end, run, history.tails, layout, sight=sight)
+        yield OffsetRange(history.prefix, task)
 
 
 def _leave(plan: ReadPlan, reason: str, count: int) -> None:
@@ -471,7 +508,7 @@ def take_history(
     incarnations, archived_queue = queue.incarnations[number], queue.archived_queue(number)
     kept = queue.kept(number, *span, tails)
     plan.add_files(archived_queue, kept, wanted)
-    missing, history_of = 0, RangeHistory(prefix, archived_queue, tails)
+    missing, history_of = 0, RangeHistory(prefix, archived_queue, tails, queue.isolation)
     for start, stop in rest_of(kept, *span):
         for incarnation, low, high in _owned(incarnations, tails, start, stop):
             some = (max(low, incarnation.min_offset), high)
@@ -509,11 +546,15 @@ def pins_of(offset_ranges: Iterable[OffsetRange]) -> str:
 
 
 def plan_pinned(
-    states: Mapping[Place, TierState], wanted: Selection, archive: ArchiveState | None, pins: str
+    states: Mapping[Place, TierState],
+    wanted: Selection,
+    archive: ArchiveState | None,
+    pins: str,
+    isolation: Isolation | None = None,
 ) -> ReadPlan:
     """The very messages that were planned before, wherever they lie now."""
     plan, prefixes = ReadPlan([], {}), prefixes_of(states)
-    queues = {queue.key: queue for queue in queues_of(states, archive)}
+    queues = {queue.key: queue for queue in queues_of(states, archive, isolation)}
     for row, tails, spans in json.loads(pins):
         archived_queue = as_row(ArchiveQueue).decode(row)
         key = Key.of(archived_queue)
@@ -678,10 +719,13 @@ def read_range(
     task = offset_range.task
     journal = TierReader(store, offset_range.prefix)
     view = IncarnationView.of(task.queue.message_queue, task.incarnation)
-    cursor = QueueCursor(task.queue.message_queue, view, tails=task.tails, journal=journal)
+    seen = task.sight.isolation
+    cursor = QueueCursor(
+        task.queue.message_queue, view, tails=task.tails, journal=journal, isolation=seen
+    )
     reader = QueueReader(store, offset_range.prefix, cursor)
     needed = None if names is None else {*names, *wanted.columns}
-    columns, at = Columns(task.queue, names=needed), QueueOffset(task.start)
+    columns, at = Columns(task.queue, task.layout, needed), QueueOffset(task.start)
     while at < task.end:
         batch = _read(reader, task, at)
         if batch is None or isinstance(batch, Gap) or batch.base_offset != at:

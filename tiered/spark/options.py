@@ -18,6 +18,7 @@ from tiered.archive.tables import read_archive
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError, nearest
 from tiered.journal.replay import JournalReader
+from tiered.log.lineage import Isolation
 from tiered.log.reader import TierReader
 from tiered.spark.offset_ranges import FAIL, SKIP, is_ahead
 
@@ -46,6 +47,7 @@ READ = frozenset(
         "until-offset",
         "key",
         "uniq-key",
+        "isolation",
         "endpoint-url",
         "region",
         "profile",
@@ -66,7 +68,7 @@ DDL = (
     " physical_offset long, broker string, incarnation int"
 )
 """The columns of docs/formats/archive.md in Spark's words."""
-_SOME = (ERROR, TEXT, RECORD)
+SOME = (ERROR, TEXT, RECORD)
 """Columns that only some files have, whatever is in bodies."""
 _PARTITION_BYTES = 64 << 20
 _KNOWN_AS = {
@@ -180,27 +182,47 @@ def require_known(options: Mapping[str, str], known: frozenset[str]) -> None:
         )
 
 
-def require_columns(names: list[str], bodies: Callable[[], frozenset[str]] | None = None) -> None:
+def require_columns(names: list[str], more: Callable[[], frozenset[str]] | None = None) -> None:
     """See that there are columns of these names: one that nobody has would be null in each row, and a slip go unseen.
 
     Args:
-        bodies: Tells the columns of decoded bodies, where there are some.
+        more: Tells the columns beside those of every message: Kafka's, and of decoded bodies.
 
     Raises:
         InvalidError: There are none, or one is nobody's.
     """
     if not names:  # batches without a column have no rows: there would be none, whatever there is
         raise InvalidError("no column is asked for", do=f"columns are {DDL}")
-    known = {*archive_schema().names, *(_SOME if bodies else ())}
-    if bodies and not known.issuperset(names):
-        known |= bodies()
+    known = {*archive_schema().names}
+    if more and not known.issuperset(names):
+        known |= more()
     for name in names:
         if name in known:
             continue
-        meant, more = nearest(name, known, 0.75), sorted(n for n in known if n.startswith(PREFIX))
-        ours = f"columns are {DDL}" + (f", and of bodies {', '.join(more)}" if more else "")
+        meant, some = nearest(name, known, 0.75), sorted(n for n in known if n.startswith(PREFIX))
+        ours = f"columns are {DDL}" + (f", and of bodies {', '.join(some)}" if some else "")
         do = f"did you mean {meant}?" if meant else ours
         raise InvalidError(f"there is no column {name} in what is read", do=do)
+
+
+def isolation_option(options: Mapping[str, str]) -> Isolation | None:
+    """What is wished of Kafka's transactions; None: nothing, so what an archive has, else what was committed."""
+    said = options.get("isolation")
+    levels = [one.value for one in Isolation]
+    if said not in {None, *levels}:
+        raise InvalidError(f"the option isolation is {said!r:.40}", do=f"say {' or '.join(levels)}")
+    return None if said is None else Isolation(said)
+
+
+def require_isolation(options: Mapping[str, str], state: ArchiveState) -> None:
+    """See that an archive has the isolation that is wished."""
+    wish = isolation_option(options)
+    for one in state.sources.values() if wish else ():
+        if wish and one.isolation not in {"", wish.value}:
+            raise InvalidError(
+                f"what is archived of {one.cluster}/{one.broker} is {one.isolation}",
+                do="leave the isolation out, or read the tier itself",
+            )
 
 
 def takes(options: Mapping[str, str], wanted: Selection, key: Key) -> bool:
@@ -232,6 +254,7 @@ def whole(options: Mapping[str, str], name: str, default: int | None) -> int | N
 def require_values(options: Mapping[str, str]) -> None:
     """See that options of a tier have values that readers take, who look at them on workers only, or not at all."""
     choice(options, "on-bad", (FAIL, SKIP))
+    isolation_option(options)
     partition_bytes(options)
 
 

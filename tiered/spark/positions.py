@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.archive.selection import Selection
     from tiered.archive.tables import Chosen
+    from tiered.log.lineage import Isolation
     from tiered.log.parts import Incarnation, TierState
     from tiered.spark.offset_ranges import Incarnations, OffsetRange
 
@@ -186,7 +187,7 @@ def latest(queue: Incarnations) -> Position:
     """Behind all that a queue has."""
     last = max(queue.incarnations)
     incarnations = queue.incarnations[last]
-    return Position.at(last, incarnations[-1].commit_offset, len(incarnations) - 1)
+    return Position.at(last, queue.end_of(incarnations[-1]), len(incarnations) - 1)
 
 
 def start_of(
@@ -194,6 +195,7 @@ def start_of(
     start: Any,  # noqa: ANN401 (JSON values)
     takes: Callable[[Key], bool] = lambda _key: True,
     archive: ArchiveState | None = None,
+    isolation: Isolation | None = None,
 ) -> Positions:
     """Where a new stream begins; queues that are not named begin at their earliest message.
 
@@ -207,13 +209,14 @@ def start_of(
     """
     if isinstance(start, str) and start in {EARLIEST, LATEST}:
         find = latest if start == LATEST else earliest
-        return {one.key: find(one) for one in queues_of(states, archive) if takes(one.key)}
+        every = queues_of(states, archive, isolation)
+        return {one.key: find(one) for one in every if takes(one.key)}
     if not isinstance(start, dict) or len(states) > 1:
         raise InvalidError(
             f"a stream cannot start at {start!r:.80}" + (" of several brokers" * (len(states) > 1)),
             do='say earliest, latest, or {"topic": {"0": offset}} of one broker',
         )
-    mine = [one for one in queues_of(states, archive) if takes(one.key)]
+    mine = [one for one in queues_of(states, archive, isolation) if takes(one.key)]
     known = {(one.key.topic, one.key.queue_id): one for one in mine}
     found = {one.key: earliest(one) for one in mine}
     for topic, queues in start.items():
@@ -249,6 +252,7 @@ class Rules:
     on_truncation: str = FAIL
     """``fail``; ``again``: what came in place of messages that were truncated is read too; ``skip``: only what
     comes behind them."""
+    isolation: Isolation | None = None  # what is wished of Kafka's transactions
 
 
 def base_of(queue: Incarnations, at: Position | None, rules: Rules) -> Position:
@@ -298,7 +302,7 @@ def _incarnations_of(
         incarnation = queue.incarnations[number][-1]
         start = at.offset if number == at.incarnation else began(incarnation)
         is_last = number == until.incarnation
-        end = incarnation.commit_offset
+        end = queue.end_of(incarnation)
         yield incarnation, start, min(end, until.offset) if is_last else end
 
 
@@ -389,7 +393,7 @@ def advance(
         DataError: The rules say to fail; or the positions are of another tier.
     """
     ahead: dict[Key, _Ahead] = {}
-    queues = {one.key: one for one in queues_of(states, archive)}
+    queues = {one.key: one for one in queues_of(states, archive, rules.isolation)}
     gone = next((key for key in start if key not in queues and takes(key)), None)
     if gone is not None:
         raise _stranger(gone, "such queue")
@@ -493,7 +497,7 @@ def batch_of(
         DataError: Less is there than when the batch was planned, and the rules say to fail; or a queue is gone.
         InvalidError: The batch has messages of a queue that is not read any more: they would be left out for good.
     """
-    queues = {one.key: one for one in queues_of(states, archive)}
+    queues = {one.key: one for one in queues_of(states, archive, rules.isolation)}
     prefixes = prefixes_of(states)
     plan, short = ReadPlan([], {}), dict[Key, int]()
     for key, at in sorted(end.items()):
@@ -510,7 +514,7 @@ def batch_of(
             raise _stranger(key, "such queue, or not the incarnation that is to be read")
         missing = 0
         for number, begin in sorted(begins.items()):
-            history, span = _share(queues[key].incarnations[number], begin, at)
+            history, span = _share(queues[key], number, begin, at)
             prefix = prefixes.get(key[:2], "")
             missing += take_history(plan, prefix, queues[key], history, span=span, wanted=wanted)
         if missing > at.missing:
@@ -521,13 +525,14 @@ def batch_of(
 
 
 def _share(
-    incarnations: list[Incarnation], begin: int, at: Position
+    queue: Incarnations, number: int, begin: int, at: Position
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """What a batch has of one incarnation: its history, as incarnation and ends truncated, and the offsets."""
+    incarnations = queue.incarnations[number]
     main = incarnations[-1]
     if main.number == at.incarnation:
         return (main.number, at.tails), (begin, at.offset)
-    return (main.number, len(incarnations) - 1), (begin, int(main.commit_offset))
+    return (main.number, len(incarnations) - 1), (begin, queue.end_of(main))
 
 
 def charged(

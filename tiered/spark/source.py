@@ -50,8 +50,10 @@ from pyspark.sql.streaming.datasource import (
 from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
+from tiered.archive.bodies import BodyLayout
 from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.columns import topic_schema
+from tiered.archive.columns import every_schema, topic_schema
+from tiered.archive.columns import schema as archive_schema
 from tiered.archive.plan import filled
 from tiered.archive.selection import selection_of, shown
 from tiered.archive.tables import OF_ROW_RANGES, groups_of, open_parquet, plan_files, read_archive
@@ -70,19 +72,21 @@ from tiered.spark.offset_ranges import (
 )
 from tiered.spark.options import (
     ARCHIVE,
-    DDL,
     OF_STREAM,
     OF_TIER,
     READ,
+    SOME,
     TIER,
     TierStates,
     at_archive,
     at_place,
     choice,
+    isolation_option,
     kind_of,
     partition_bytes,
     plain_names,
     require_columns,
+    require_isolation,
     require_known,
     require_values,
     takes,
@@ -197,9 +201,14 @@ class TieredSource(DataSource):
         """All columns that every file has; of one topic of an archive also those of decoded bodies."""
         options = plain_names(self.options)
         topics = selection_of(options).texts.get("topic", frozenset())
-        if len(topics) != 1 or kind_of(options, self.kind) != ARCHIVE:
-            return DDL
-        return _topic_schema(options, next(iter(topics)))
+        if kind_of(options, self.kind) != ARCHIVE:
+            return spark_schema(tier_schema(options))
+        state = _state(options)
+        return spark_schema(
+            topic_schema(state, _exactly(state, next(iter(topics))))
+            if len(topics) == 1
+            else every_schema(state)
+        )
 
     @plainly
     def reader(self, schema: Any) -> DataSourceReader:  # noqa: ANN401
@@ -209,8 +218,10 @@ class TieredSource(DataSource):
         require_known(options, READ if is_archive else READ | OF_TIER)
         require_values(options)
         wanted, columns = selection_of(options), _arrow_schema(schema)
-        bodies = _columns_of_bodies(options, wanted) if is_archive else None
-        require_columns(columns.names, bodies)
+        require_columns(
+            columns.names,
+            partial(_archive_columns if is_archive else tier_columns, options, wanted),
+        )
         kind: type[SourceReader] = ArchiveReader if is_archive else TierBatchReader
         return kind(options, columns, wanted)
 
@@ -223,9 +234,9 @@ class TieredSource(DataSource):
             )
         require_known(options, (READ | OF_TIER | OF_STREAM) - {"pinned"})
         require_values(options)
-        columns = _arrow_schema(schema)
-        require_columns(columns.names)
-        return TierStreamReader(options, columns, selection_of(options))
+        columns, wanted = _arrow_schema(schema), selection_of(options)
+        require_columns(columns.names, partial(tier_columns, options, wanted))
+        return TierStreamReader(options, columns, wanted)
 
 
 class ArchiveSource(TieredSource):
@@ -250,30 +261,42 @@ class TierSource(TieredSource):
         return "rmq_tier"
 
 
-def _topic_schema(options: Mapping[str, str], topic: str) -> Any:  # noqa: ANN401
+def spark_schema(columns: pa.Schema) -> Any:  # noqa: ANN401
+    """Columns in Spark's words."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
 
-    state = _state(options)
-    named = next((queue.topic for queue in state.queues if shown(queue.topic) == topic), topic)
-    return from_arrow_schema(topic_schema(state, named))
+    return from_arrow_schema(columns)
+
+
+def _exactly(state: ArchiveState, topic: str) -> str:
+    return next((queue.topic for queue in state.queues if shown(queue.topic) == topic), topic)
 
 
 def _state(options: Mapping[str, str]) -> ArchiveState:
     with at_place(options) as store:
-        return read_archive(store)
+        state = read_archive(store)
+    require_isolation(options, state)
+    return state
 
 
-def _columns_of_bodies(
-    options: Mapping[str, str], wanted: Selection
-) -> Callable[[], frozenset[str]]:
-    """Tells what the log has fixed for bodies of the topics that are wanted; it reads the log when it is asked."""
+def tier_schema(options: Mapping[str, str]) -> pa.Schema:
+    """All columns of a tier's messages, and of the archive's beside it."""
+    with backend_errors(), contextlib.closing(TierStates(options)) as states:
+        kinds = [state.store.get("kind") for state in states.read().values()]
+    return archive_schema(BodyLayout(is_kafka="kafka" in kinds))
 
-    def names() -> frozenset[str]:
-        state, topics = _state(options), wanted.texts.get("topic")
-        read = (topic for topic in state.bodies if topics is None or shown(topic) in topics)
-        return frozenset(name for topic in read for name in topic_schema(state, topic).names)
 
-    return names
+def tier_columns(options: Mapping[str, str], wanted: Selection) -> frozenset[str]:  # noqa: ARG001 (of archives)
+    """Their names."""
+    return frozenset(tier_schema(options).names)
+
+
+def _archive_columns(options: Mapping[str, str], wanted: Selection) -> frozenset[str]:
+    """Columns of an archive that only some files have: Kafka's, and what the log has fixed for bodies of wanted topics."""
+    state, topics = _state(options), wanted.texts.get("topic")
+    read = (topic for topic in state.bodies if topics is None or shown(topic) in topics)
+    bodies = (name for topic in read for name in topic_schema(state, topic).names)
+    return frozenset((*every_schema(state).names, *SOME, *bodies))
 
 
 def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
@@ -335,11 +358,12 @@ class TierBatchReader(SourceReader):
         """Files of the archive, then whole bundles of the tier, small ones together; without any, one that is empty."""
         wanted, pins = self._wanted, self._options.get("pinned")
         with backend_errors(), contextlib.closing(TierStates(self._options)) as states:
-            found = states.read()
+            found, level = states.read(), isolation_option(self._options)
+            mine = partial(takes, self._options, wanted)
             plan = (
-                plan_tier(found, wanted, states.archive, partial(takes, self._options, wanted))
+                plan_tier(found, wanted, states.archive, mine, isolation=level)
                 if pins is None
-                else plan_pinned(found, wanted, states.archive, unpacked(pins))
+                else plan_pinned(found, wanted, states.archive, unpacked(pins), level)
             )
         made = partitions_of(self._options, plan.files.values(), plan.offset_ranges)
         return made or [TierPartition(())]
@@ -468,6 +492,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rules = Rules(
             choice(options, "on-gap", (FAIL, SKIP)),
             choice(options, "on-truncation", (FAIL, AGAIN, SKIP)),
+            isolation_option(options),
         )
         self._waits = choice(options, "on-missing-topic", (FAIL, WAIT)) == WAIT
         self._has_looked = False
@@ -483,7 +508,8 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the stream begins when there is no checkpoint."""
         states = self._read()
-        return self._document(start_of(states, self._start, self._takes, self._archive))
+        level = self._rules.isolation
+        return self._document(start_of(states, self._start, self._takes, self._archive, level))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on nothing new is read."""
@@ -565,7 +591,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return charged(before, lost={}, in_doubt=short)
 
     def _ends(self, states: dict[Place, TierState]) -> Positions:
-        queues = queues_of(states, self._archive)
+        queues = queues_of(states, self._archive, self._rules.isolation)
         return {queue.key: latest(queue) for queue in queues if self._takes(queue.key)}
 
     def _read(self) -> dict[Place, TierState]:
@@ -583,7 +609,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look_for_topics(self, states: dict[Place, TierState]) -> None:
         require_own(states, self._archive, self._wanted, self._takes)
         try:
-            require_topics(queues_of(states, self._archive), self._wanted)
+            require_topics(queues_of(states, self._archive, self._rules.isolation), self._wanted)
         except InvalidError as error:
             if not self._waits:
                 raise
