@@ -7,10 +7,11 @@ Afterwards the tier holds what consumers of the node get, in both isolations, an
 
 from __future__ import annotations
 
+import json
 import os
 from random import Random
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import command_line, kafka_node, live, oracle
@@ -105,6 +106,32 @@ def tiered(url: str, topic: str, *options: str) -> Rows:
     return command_line.here("cat", url, topic, *options).good().rows
 
 
+class Reader:
+    """``cat --follow`` of a topic, as a process, from now on."""
+
+    def __init__(self, url: str, topic: str, isolation: str, folder: Path) -> None:
+        self._out = folder / f"{isolation}.jsonl"
+        words = ("cat", url, topic, "--follow", "--isolation", isolation)
+        with self._out.open("wb") as out:
+            self._process = command_line.spawn(*words, stdout=out)
+
+    def rows(self) -> Rows:
+        return [json.loads(line) for line in self._out.read_bytes().split(b"\n")[:-1]]
+
+    def end(self, count: int) -> Rows:
+        """What it has printed once that is so much, partition by partition."""
+        until(lambda: len(self.rows()) >= count or self._process.poll() is not None, "the reader")
+        self._process.terminate()
+        assert self._process.communicate(timeout=60)[1] == b""
+        return sorted(self.rows(), key=lambda row: row["partition"])
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
 def check_lines(found: Rows, expected: Rows) -> None:
     """They are equal; the first that is not is named."""
     for mine, theirs in zip(found, expected, strict=False):
@@ -112,8 +139,12 @@ def check_lines(found: Rows, expected: Rows) -> None:
     assert len(found) == len(expected)
 
 
+def place_of(row: dict[str, Any]) -> tuple[int, int]:
+    return row["partition"], row["offset"]
+
+
 def by_place(rows: Rows) -> dict[tuple[int, int], dict[str, object]]:
-    found = {(row["partition"], row["offset"]): row for row in rows}
+    found = {place_of(row): row for row in rows}
     assert len(found) == len(rows)
     return found
 
@@ -152,14 +183,17 @@ def once(node: Node, url: str) -> None:
 
 
 def test_everything_that_consumers_get_is_in_the_tier(
-    node: Node, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int
+    node: Node, url: str, tmp_path: Path, request: pytest.FixtureRequest, turn: int
 ) -> None:
-    watch = Watch(node.directory, tmp_path / "acts", monkeypatch)
+    watch = Watch(node.directory, tmp_path / "acts", request.getfixturevalue("monkeypatch"))
     log, producers = tmp_path / "attach.log", load(node, turn)
     with Attach(node.directory, url, log, FOLLOW) as attach:
         wait_acked(producers, SOME)
         until(lambda: len(live.commits(url)) == PARTITIONS, "all partitions in the tier")
         attach.kill()
+    readers = {one: Reader(url, "transactions", one, tmp_path) for one in ISOLATIONS}
+    for reader in readers.values():
+        request.addfinalizer(reader.close)
     wait_acked(producers, SOME)
     with Attach(node.directory, url, log, FOLLOW) as attach:
         before = node.consume(COMPACTED)
@@ -178,6 +212,9 @@ def test_everything_that_consumers_get_is_in_the_tier(
     assert committed < uncommitted
     assert places(acked) <= uncommitted
     check_equal(url, expected, before)
+    for isolation, reader in readers.items():
+        rows = [row for row in expected[isolation] if row["topic"] == "transactions"]
+        check_lines(reader.end(len(rows)), rows)
     node.kill()
     once(node, url)
     node.start()
@@ -185,7 +222,7 @@ def test_everything_that_consumers_get_is_in_the_tier(
     once(node, url)
     check_equal(url, expected, before)
     command_line.here("verify", url, "--deep", "--store", node.directory).good()
-    assert watch.acts() == (4, [])
+    assert watch.acts() == (6, [])
 
 
 @pytest.mark.slow
@@ -210,7 +247,7 @@ def test_crashes_at_any_moment(node: Node, url: str, tmp_path: Path, turn: int) 
                 before = node.consume(COMPACTED)
                 node.clean(COMPACTED)
         for producer in producers:
-            producer.ended()
+            producer.ended(may_fail=True)  # a transaction may time out while the node is away
         end_open(node)
         wait_level(node, url)
         expected = {isolation: node.consume(isolation=isolation) for isolation in ISOLATIONS}
@@ -288,3 +325,33 @@ def test_times_are_found_as_the_node_does(node: Node, url: str, turn: int) -> No
         wanted = {row["partition"]: row[f"from_{time_ms}"] for row in said}
         expected = [r for r in rows if r["offset"] >= wanted[r["partition"]] >= 0]
         check_lines(tiered(url, "timed", "--from", str(time_ms)), expected)
+
+
+@pytest.mark.slow
+def test_partitions_move_between_directories_of_a_node(tmp_path: Path, url: str, turn: int) -> None:
+    """A node of two ``log.dirs``; each partition goes to the other one while it is written to."""
+    first, other = tmp_path / "logs", tmp_path / "other"
+    both = f"{first},{other}"
+    settings = {"log_dirs": both, "replica_high_watermark_checkpoint_interval_ms": 1000}
+    with kafka_node.Node(first, **settings) as node:
+        node.create("moved", 4)
+        node.produce("moved", partitions=4, seed=turn, txn_id="a", txn="commit:30,abort:50")
+        with Attach(both, url, tmp_path / "attach.log", FOLLOW) as attach:
+            load = {"count": 1500, "rate": 150, "seed": turn + 1, "idempotent": "true"}
+            producer = node.producing("moved", partitions=4, **load)
+            wait_acked([producer], SOME)
+            to = {n: other if (first / f"moved-{n}").exists() else first for n in range(4)}
+            assert set(to.values()) == {first, other}
+            for number, folder in to.items():
+                node.call("move", topic="moved", partition=number, dir=folder)
+            until(lambda: all((folder / f"moved-{n}").exists() for n, folder in to.items()))
+            producer.ended()
+            node.produce("moved", partitions=4, seed=turn + 2, txn_id="a", txn="abort:50,commit:30")
+            wait_level(node, url)
+            said = attach.stop()
+        assert [said[name] for name in ("quarantined", "gaps", "truncated", "begun_anew")] == [
+            0
+        ] * 4
+        for isolation in ISOLATIONS:
+            expected = node.consume(isolation=isolation)
+            check_lines(tiered(url, "moved", "--isolation", isolation), expected)

@@ -71,12 +71,12 @@ class Attach:
     """``tiered attach`` as a process that follows.
 
     Attributes:
-        store: Directory.
+        store: Directory; Kafka: or several.
         url: Of the tier.
         log: Where its stderr goes; several may share one.
     """
 
-    store: Path
+    store: Path | str
     url: str
     log: Path
     options: tuple[str, ...] = ("--freshness", str(FRESHNESS_S))
