@@ -505,7 +505,14 @@ def by_spark(frame: Any) -> list[dict[str, Any]]:
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("isolation", LEVELS)
-@pytest.mark.parametrize("name", ["k01-basic", "k02-transactions", "k03-compacted-after"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "k02-transactions",
+        pytest.param("k01-basic", marks=pytest.mark.slow),
+        pytest.param("k03-compacted-after", marks=pytest.mark.slow),
+    ],
+)
 def test_spark_finds_it(  # noqa: PLR0917 (fixtures)
     name: str,
     isolation: str,

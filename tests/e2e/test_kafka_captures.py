@@ -91,7 +91,14 @@ def test_merging_packing_and_a_lost_journal_change_nothing(
     require_same(tiered, url, name)
 
 
-@pytest.mark.parametrize("name", ["k01-basic", "k02-transactions", "k03-compacted-after"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "k02-transactions",
+        pytest.param("k01-basic", marks=pytest.mark.slow),
+        pytest.param("k03-compacted-after", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_and_resumed_it_is_the_same(name: str, tiered: CommandLine, tmp_path: Path) -> None:
     store, url = unpacked(name, tmp_path), (tmp_path / "tier").as_uri()
     rng = random.Random(name)

@@ -58,9 +58,10 @@ def test_following_gives_what_is_committed(name: str, window_bytes: int):
     check_all(follow_all(open_store(stores.pristine(name)), window_bytes), name)
 
 
-@pytest.mark.parametrize("count_max", [1, 100])
-@pytest.mark.parametrize("bytes_max", [1, 2000, 1 << 20])
-@pytest.mark.parametrize("name", stores.NAMES)
+@pytest.mark.parametrize(
+    ("bytes_max", "count_max"), [(1, 100), (2000, 7), (1 << 20, 1), (1 << 20, 100)]
+)
+@pytest.mark.parametrize("name", ["j01-basic", "j02-crash-torn"])
 def test_reading_gives_what_is_committed(name: str, bytes_max: int, count_max: int):
     store = open_store(stores.pristine(name))
     check_all(read_all(store, bytes_max, count_max), name)

@@ -342,11 +342,11 @@ class KafkaStore:
     def identity(self) -> StoreIdentity:
         with self._lock:
             logs = [found.log for found in self._directories]
-            ids = "+".join(sorted(log.directory_id or "" for log in logs))
             return StoreIdentity(
                 cluster=logs[0].cluster,
                 broker=f"kafka-{logs[0].node}",
-                store_id=f"kafka:{logs[0].cluster}/{logs[0].node}/{ids}",
+                # Not of the directories: a node may be given more of them, or lose one.
+                store_id=f"kafka:{logs[0].cluster}/{logs[0].node}",
                 kind="kafka",
                 is_live=any(found.state is _State.LIVE for found in self._directories),
             )
@@ -609,7 +609,7 @@ class KafkaStore:
 
     def _part(self, segment: LogSegment, at: int, size: int) -> memoryview:
         """Bytes of a segment, fewer at its end."""
-        view = memoryview(np.empty(size, np.uint8))
+        view = np.empty(size, np.uint8).data
         count = self._cache.read_same(segment.path, segment.inode, at, view)
         if count is None:
             raise _StaleError
