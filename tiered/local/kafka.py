@@ -926,6 +926,7 @@ class _Units:
             store_timestamps_ms=fill_times(spread(-1, times_ms(block.headers)), sizes > 0),
             physical_offsets=spread(-1, block.positions + self._window.at),
             quarantined=self._quarantined(count),
+            topic_id=self._view.topic_id or "",
         )
         return made, self._notes(made, is_wrong_epoch=bool((epochs != said).any()))
 
