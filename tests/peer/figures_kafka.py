@@ -1,9 +1,9 @@
 """What a Kafka source costs, beside a plain copy: python tests/peer/figures_kafka.py DIR [--mib 512] [--runs 3]
 
-A log directory of eight partitions is made in DIR: lz4 batches of 16 KiB, records of 1,000 bytes with a key each, segments of
-64 MiB with their indexes. Each run, in turn and in fresh processes: a copy of its files with fsync of each; `attach --once
---no-index`; the same with the key index, which unpacks every batch. Then one archive of the last tier. Start included; CPU is
-that of the whole process.
+A log directory of eight partitions is made in DIR: lz4 batches of 16 KiB, records of 1,000 bytes with a key each, segments
+of 64 MiB with their indexes. Each run, in turn and in fresh processes: a copy of its files with fsync of each; `attach
+--once --no-index`; the same with the key index, which unpacks every batch. Then one archive of the last tier. Start
+included; CPU is that of the whole process.
 """
 
 from __future__ import annotations
