@@ -132,6 +132,25 @@ def test_times_mean_what_kafka_means(name: str, tiered: CommandLine, tmp_path: P
                     assert found not in {r["offset"] for r in mine}, (queue, asked)
 
 
+def test_another_replica_is_another_broker_of_the_tier(tiered: CommandLine, tmp_path: Path) -> None:
+    """Its place is its own; into that of the first it is not let in, whatever its epochs are."""
+    name, url = "k05-epochs", (tmp_path / "tier").as_uri()
+    first, second = (unpacked(name, tmp_path / node) for node in ("one", "two"))
+    meta = second / "meta.properties"
+    meta.write_text(meta.read_text().replace("node.id=1", "node.id=2"))
+    tiered.good("attach", first, "--to", url, "--once")
+    refused = tiered("attach", second, "--to", url, "--once", "--broker", "kafka-1")
+    assert refused.code == 2
+    assert "another" in refused.error
+    tiered.good("attach", second, "--to", url, "--once")
+    for broker in ("kafka-1", "kafka-2"):
+        topics = {row["topic"] for row in consumed(name, UNCOMMITTED)}
+        found = sum(
+            len(tiered.good("cat", url, topic, "--broker", broker).rows) for topic in topics
+        )
+        assert found == len(consumed(name, UNCOMMITTED))
+
+
 @pytest.mark.parametrize("name", JMQ)
 def test_joyqueue_gives_what_its_store_gave(name: str, tiered: CommandLine, tmp_path: Path) -> None:
     folder = FOLDER.parent / "jmq"
