@@ -48,8 +48,7 @@ def open_store(
             where=directory,
             do="give one directory; meta.properties marks those of Kafka",
         )
-    root = Path(directory)
-    if (root / "topics").is_dir() and not (root / "commitlog").is_dir():
+    if _has(directory, "topics") and not _has(directory, "commitlog"):
         from tiered.local.jmq import JmqStore, is_jmq  # noqa: PLC0415
 
         if is_jmq(directory):
@@ -57,6 +56,14 @@ def open_store(
     from tiered.local.rocketmq import RocketMQStore  # noqa: PLC0415
 
     return RocketMQStore.open(directory, clock=clock, options=options)
+
+
+def _has(directory: str, name: str) -> bool:
+    """Whether a directory has a folder of this name, as far as can be seen; what cannot, its opener reports."""
+    try:
+        return Path(directory, name).is_dir()
+    except OSError:
+        return False
 
 
 def _is_kafka(folders: Sequence[str]) -> bool:
