@@ -21,7 +21,7 @@ from support.jmq_stores import Taken, Writer, bounds_of, follow, follow_all, ope
 
 from tiered.clock import ManualClock
 from tiered.errors import ClosedError, InvalidError
-from tiered.local import jmq, jmq_files
+from tiered.local import jmq, jmq_files, jmq_journal
 from tiered.local.interface import HoleReason, LeaderEpoch
 from tiered.model import MessageQueue, QueueOffset
 
@@ -287,10 +287,10 @@ def test_an_idle_poll_reads_nothing(tmp_path: Path):
     follower = store.follow({})
     follow(follower, 1 << 20, Taken(parse=False))
     with (
-        mock.patch.object(jmq, "read_row", side_effect=AssertionError),
-        mock.patch.object(jmq, "read_checkpoint", side_effect=AssertionError),
+        mock.patch.object(jmq_journal, "read_row", side_effect=AssertionError),
+        mock.patch.object(jmq_journal, "read_checkpoint", side_effect=AssertionError),
         mock.patch.object(jmq, "find_groups", side_effect=AssertionError),
-        mock.patch.object(jmq, "find_partitions", side_effect=AssertionError),
+        mock.patch.object(jmq_journal, "find_partitions", side_effect=AssertionError),
         mock.patch("os.preadv", side_effect=AssertionError),
         mock.patch("os.pread", side_effect=AssertionError),
     ):
@@ -394,7 +394,7 @@ def test_what_changes_during_a_read_is_thrown_away(tmp_path: Path):
     writer.commit()
     store = open_store(tmp_path)
     follower = store.follow({})
-    read = jmq._read_stretch
+    read = jmq_journal._read_chunk
 
     def meanwhile(*arguments: Any) -> Any:
         found = read(*arguments)
@@ -405,7 +405,7 @@ def test_what_changes_during_a_read_is_thrown_away(tmp_path: Path):
             writer.commit()
         return found
 
-    with mock.patch.object(jmq, "_read_stretch", meanwhile):
+    with mock.patch.object(jmq_journal, "_read_chunk", meanwhile):
         assert follower.poll(1 << 20) == []
     assert not follower.is_idle
     assert follower.take_fallen() == set()  # nothing had come yet

@@ -185,13 +185,13 @@ class Ending:
 
 @command("attach", AttachOptions)
 def run(call: Call, options: AttachOptions) -> int:
-    """Follows a store directory of RocketMQ, Kafka or JoyQueue, live or dead, and tiers it.
+    """Follows a store directory, live or dead, and tiers it.
 
-    Several log directories of one Kafka node stand with commas between them, as in its log.dirs.
+    It is RocketMQ's, JoyQueue's, or a log directory of a Kafka node; several of one node stand with commas between them, as
+    in its log.dirs.
 
     Examples:
         tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400
-        tiered attach /data/kafka-1,/data/kafka-2 --to s3://bucket/prefix
         tiered attach /data/rocketmq/store --to file:///tmp/tier --once --seal
     """
     from tiered.attach.writer import Attachment

@@ -70,7 +70,6 @@ def run(call: Call, options: DemoOptions) -> int:
     Examples:
         tiered demo
         tiered demo --dir /tmp/tiered-demo --messages 1000 --json
-        tiered demo --source kafka
     """
     folder = prepare(options.dir)
     store, tier = folder / "store", folder / "tier"
