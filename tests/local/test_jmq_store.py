@@ -52,6 +52,13 @@ def check_all(taken: Taken, name: str) -> None:
     assert not any(taken.holes.values())
 
 
+@pytest.fixture(autouse=True)
+def closed_behind_it() -> Iterator[None]:
+    """A process has room for so many descriptors."""
+    yield
+    stores.close_stores()
+
+
 @pytest.mark.parametrize("window_bytes", WINDOWS)
 @pytest.mark.parametrize("name", stores.NAMES)
 def test_following_gives_what_is_committed(name: str, window_bytes: int):

@@ -302,8 +302,18 @@ class Writer:
 
 
 def open_store(directory: Path, clock: Clock | None = None) -> JmqStore:
-    """A store on a clock that stands still, unless another one is given."""
-    return JmqStore.open(directory, clock=clock or ManualClock())
+    """A store on a clock that stands still, unless another one is given; ``close_stores`` closes it."""
+    _OPENED.append(JmqStore.open(directory, clock=clock or ManualClock()))
+    return _OPENED[-1]
+
+
+_OPENED: list[JmqStore] = []
+
+
+def close_stores() -> None:
+    """Close what ``open_store`` has opened."""
+    while _OPENED:
+        _OPENED.pop().close()
 
 
 def start_of(index: int) -> QueueOffset:

@@ -31,8 +31,10 @@ class AnyArrowMaker:
             InvalidError: No store has such columns.
         """
         self._columns = columns
-        if not any(set(columns or ()) <= set(known) for known in (KAFKA_COLUMNS, JMQ_COLUMNS)):
-            self._usual  # noqa: B018 (it raises)
+        named = set(columns or ())
+        is_known = any(named <= set(known) for known in (KAFKA_COLUMNS, JMQ_COLUMNS))
+        if not is_known or len(named) < len(columns or ()):
+            self._usual  # noqa: B018 (it raises, or they are RocketMQ's)
 
     @cached_property
     def _usual(self) -> ArrowMaker:

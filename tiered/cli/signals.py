@@ -137,7 +137,9 @@ def _note(_number: int, _frame: object) -> None:
 
 def _next_signal(arrived: int, seconds: float | None) -> signal.Signals | None:
     """The next of our signals; None once so many seconds have passed without one."""
-    while select.select([arrived], [], [], seconds)[0]:
+    poll = select.poll()  # select() knows no descriptor above 1023, and a process may have more
+    poll.register(arrived, select.POLLIN)
+    while poll.poll(None if seconds is None else seconds * 1000):
         for number in os.read(arrived, 1):
             if number in _SIGNALS:
                 return signal.Signals(number)
