@@ -85,7 +85,10 @@ def test_a_lookup_is_what_brute_force_finds(steps: list[Any], count: int, low: i
                     assert places(found) == expected
                     assert all(hit.message.topic == topic for hit in found.hits)
         if not is_indexed:
-            tier.index()
+            for (
+                _
+            ) in steps:  # an object covers what is not covered of a queue up to where something is
+                tier.index()
             incarnations = [incarnations[-1] for incarnations in tier.journal.state.queues.values()]
             assert all(
                 indexed_to(incarnation) == incarnation.commit_offset for incarnation in incarnations
@@ -93,6 +96,25 @@ def test_a_lookup_is_what_brute_force_finds(steps: list[Any], count: int, low: i
     state = tier.journal.state
     assert not [*check_indexes(state), *check_state(state)]
     assert MACHINE.load(json.loads(json_text(MACHINE.dump(state)))) == state
+
+
+def test_two_ranges_that_nothing_covers_take_two_objects():
+    tier = KeyedTier()
+    play(
+        tier,
+        [
+            (A0, one("k"), False),
+            "index",
+            (A0, one("k"), False),
+            "index",
+            (A0, one("k"), False),
+            "drop",
+        ],
+    )
+    tier.index()
+    assert tier.journal.state.incarnation(A0).indexed == ((0, 2),)
+    tier.index()
+    assert tier.journal.state.incarnation(A0).indexed == ((0, 3),)
 
 
 def one(*keys: str) -> list[Mail | None]:
