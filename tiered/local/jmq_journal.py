@@ -136,7 +136,7 @@ def _chunk(
 # -- groups ------------------------------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
+class _GroupMarks(NamedTuple):
     """What a look at a group's files found: it changes when there may be something new."""
 
     folder: tuple[int, int] | None
@@ -169,7 +169,7 @@ class JmqGroup:
         self._tail: tuple[int, bytes] | None = (
             None  # the last confirmed message: position and header
         )
-        self._seen: _Seen | None = None
+        self._seen: _GroupMarks | None = None
         self._vanished_s = 0.0
         # As far as the journal has been walked.
         self._epochs: dict[int, dict[int, int]] = {}
@@ -183,7 +183,7 @@ class JmqGroup:
             self.readable = self.row
             self.cache.drop_deleted()
         path = self.folder.path
-        seen = _Seen(
+        seen = _GroupMarks(
             directory_stamp(path), file_mark(self.row.last_path), file_mark(self.folder.checkpoint)
         )
         if seen == self._seen:
@@ -192,7 +192,7 @@ class JmqGroup:
         row = read_row(path)
         has_fallen = self._has_fallen(row, checkpoint)
         last = seen.last if row.last_path == self.row.last_path else file_mark(row.last_path)
-        self._seen = _Seen(seen.folder, last, seen.checkpoint)
+        self._seen = _GroupMarks(seen.folder, last, seen.checkpoint)
         if has_fallen:
             self._forget()
         self._follow(row, now_s)

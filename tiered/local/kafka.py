@@ -193,7 +193,7 @@ def _refuse_twice(logs: Sequence[LogDirectory]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _PartitionView:
     """What is known of a partition."""
 
     queue: MessageQueue
@@ -219,13 +219,13 @@ class _View:
         """One past the last offset that is wanted of a segment."""
         return min([self.end, *self.bases[number + 1 : number + 2]])
 
-    def is_as(self, old: _View) -> bool:
+    def is_as(self, old: _PartitionView) -> bool:
         """Whether nothing differs of what bounds are made of."""
         if self.state is _State.CRASHED and self.segments != old.segments:
             return False
         return replace(self, min=old.min, end=old.end, place=old.place).says_as(old)
 
-    def says_as(self, old: _View) -> bool:
+    def says_as(self, old: _PartitionView) -> bool:
         """Whether nothing differs but what the last segment has got."""
         mine, other = self.segments[-1], old.segments[-1]
         return (
@@ -241,7 +241,7 @@ class _View:
         sealed = () if number + 1 == len(self.segments) else segment[2:]
         return self.queue, self.generation, segment.inode, sealed, offset
 
-    def goes_on_from(self, old: _View) -> bool:
+    def goes_on_from(self, old: _PartitionView) -> bool:
         """Whether it is the same log: what it had below the old end stands as it was."""
         low = max(old.min, self.bases[0])
         return (
@@ -318,7 +318,7 @@ class KafkaStore:
         self._lock = threading.RLock()
         self._cache = FileCache(files_open_max)
         self._anomalies = AnomalyCounters()
-        self._views: dict[MessageQueue, _View] = {}
+        self._views: dict[MessageQueue, _PartitionView] = {}
         self._bounds: Mapping[MessageQueue, QueueBounds] = {}
         self._gone: set[MessageQueue] = set()
         self._falls: dict[MessageQueue, int] = {}
@@ -362,7 +362,7 @@ class KafkaStore:
     def read(
         self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
-        def read(view: _View) -> _Read | None:
+        def read(view: _PartitionView) -> _Read | None:
             if start >= view.end:
                 return None
             found = self._read_in(view, max(start, view.min), (bytes_max, count_max))
@@ -456,13 +456,15 @@ class KafkaStore:
 
     # -- views -----------------------------------------------------------------------------------
 
-    def _view(self, queue: MessageQueue) -> _View | None:
+    def _view(self, queue: MessageQueue) -> _PartitionView | None:
         if self._is_closed:
             raise ClosedError("the local store has been closed")
         with self._lock:
             return self._views.get(queue)
 
-    def _steadily(self, queue: MessageQueue, work: Callable[[_View], _Found]) -> _Found | None:
+    def _steadily(
+        self, queue: MessageQueue, work: Callable[[_PartitionView], _Found]
+    ) -> _Found | None:
         """What is found in a partition whose files stay as they are meanwhile; None: there is no such partition."""
         for _ in range(_TRIES):
             view = self._view(queue)
@@ -517,7 +519,7 @@ class KafkaStore:
         del self._views[queue]
         self._gone.add(queue)
 
-    def _look_again(self, queue: MessageQueue) -> _View | None:
+    def _look_again(self, queue: MessageQueue) -> _PartitionView | None:
         """The view of a partition as its files are now; the same one, if nothing has changed."""
         with self._lock:
             old = self._views.get(queue)
@@ -564,7 +566,9 @@ class KafkaStore:
                 self._views[queue] = new
             return
 
-    def _with_bounds(self, view: _View, old: _View | None, found: _Directory) -> _View:
+    def _with_bounds(
+        self, view: _PartitionView, old: _PartitionView | None, found: _Directory
+    ) -> _PartitionView:
         """The view with its bounds; note whether it has fallen."""
         queue, log, kept = view.queue, found.log, 0
         is_new = (old is not None and not view.goes_on_from(old)) or queue in self._gone
@@ -587,7 +591,7 @@ class KafkaStore:
         self._mark(view, number, end, at)
         return replace(view, min=least, end=max(least, end), place=(number, at))
 
-    def _bound(self, view: _View, limit: int, near: int = 0) -> tuple[int, int, int]:
+    def _bound(self, view: _PartitionView, limit: int, near: int = 0) -> tuple[int, int, int]:
         """Where the last sound batch ends that ends at ``limit`` or before: an offset, a segment, a byte.
 
         ``near``: an offset at which another one ends.
@@ -616,7 +620,7 @@ class KafkaStore:
         return view[:count]
 
     def _windows(
-        self, view: _View, number: int, place: tuple[int, int], size: int, end: int
+        self, view: _PartitionView, number: int, place: tuple[int, int], size: int, end: int
     ) -> Iterator[_Window]:
         """The sound batches of a segment with offsets below ``end``, window by window.
 
@@ -654,7 +658,7 @@ class KafkaStore:
                 at, is_behind_damage = at + size // 2, True
 
     def _seek(
-        self, view: _View, number: int, offset: int, near: int | None = None
+        self, view: _PartitionView, number: int, offset: int, near: int | None = None
     ) -> tuple[int, int]:
         """A byte of a segment at which a batch begins, near before an offset; and an offset that no batch before it has.
 
@@ -683,14 +687,14 @@ class KafkaStore:
                     return entry["position"], first
         return found
 
-    def _mark(self, view: _View, number: int, offset: int, at: int) -> None:
+    def _mark(self, view: _PartitionView, number: int, offset: int, at: int) -> None:
         """Remember that what is below an offset ends at a byte of a segment."""
         with self._lock:
             self._marks[view.mark(number, offset)] = at
             if len(self._marks) > _MARKS_MAX:
                 self._marks.popitem(last=False)
 
-    def _read_in(self, view: _View, start: int, limits: tuple[int, int]) -> _Read:
+    def _read_in(self, view: _PartitionView, start: int, limits: tuple[int, int]) -> _Read:
         """The next batch of a partition's view."""
         for number in range(max(view.number_of(start), 0), len(view.segments)):
             start = max(start, view.bases[number])
@@ -707,7 +711,7 @@ class KafkaStore:
 
     def _read_window(
         self,
-        view: _View,
+        view: _PartitionView,
         number: int,
         window: _Window,
         start: int,
@@ -726,7 +730,7 @@ class KafkaStore:
 
     # -- times, transactions, what waits ---------------------------------------------------------
 
-    def _offset_by_time(self, view: _View, time_ms: int) -> int:
+    def _offset_by_time(self, view: _PartitionView, time_ms: int) -> int:
         for number in range(max(view.number_of(view.min), 0), len(view.segments)):
             end = view.end_of(number)
             place = self._place_by_time(view, number, time_ms) if view.bases[number] < end else None
@@ -742,7 +746,9 @@ class KafkaStore:
                         return int(records.offsets[np.argmax(is_late)])
         return view.end
 
-    def _place_by_time(self, view: _View, number: int, time_ms: int) -> tuple[int, int] | None:
+    def _place_by_time(
+        self, view: _PartitionView, number: int, time_ms: int
+    ) -> tuple[int, int] | None:
         """From where on a segment may have records of a time or later; None: it has none."""
         path = f"{view.segments[number].path[:-4]}.timeindex"
         if number + 1 < len(view.segments):  # sealed: its last entry has the largest time
@@ -754,7 +760,7 @@ class KafkaStore:
         return found or (0, view.bases[number])
 
     def _place_of(
-        self, view: _View, number: int, entry: Mapping[str, int]
+        self, view: _PartitionView, number: int, entry: Mapping[str, int]
     ) -> tuple[int, int] | None:
         """Where the batch lies that an entry of a time index is about; None: what it says is not so."""
         offset = view.bases[number] + entry["offset"]
@@ -767,13 +773,13 @@ class KafkaStore:
                 return (window.at + int(window.block.positions[at]), first) if is_so else None
         return None
 
-    def _lineage(self, view: _View, at: int | None) -> Lineage:
+    def _lineage(self, view: _PartitionView, at: int | None) -> Lineage:
         epochs = tuple(_epochs(view.epochs, 0, view.end))
         opened = self._open_at(view, min(at, view.end)) if at else {}
         transactions = tuple(OpenTransaction(*one) for one in sorted(opened.items()))
         return Lineage(view.topic_id, epochs, transactions)
 
-    def _open_at(self, view: _View, at: int) -> Mapping[int, int]:
+    def _open_at(self, view: _PartitionView, at: int) -> Mapping[int, int]:
         """The first offset of each transaction that is open at an offset, by producer: from a snapshot, and a walk."""
         start, opened = transactions_before(view.folder, at) or (view.bases[0], {})
         last = max(view.number_of(at), 0)
@@ -784,7 +790,7 @@ class KafkaStore:
                 opened, _ = follow_transactions(opened, block)
         return opened
 
-    def _behind(self, view: _View) -> int:
+    def _behind(self, view: _PartitionView) -> int:
         """Bytes behind the end, unless they are zeros."""
         number, at = view.place
         found = [stat_if_there(segment.path) for segment in view.segments[number:]]
@@ -795,7 +801,7 @@ class KafkaStore:
             return 0  # as good as any: it is looked at again
         return size if any(head) or len(found) > 1 else 0
 
-    def _waiting(self, view: _View) -> Waiting | None:
+    def _waiting(self, view: _PartitionView) -> Waiting | None:
         """What of a partition waits; None: nothing."""
         number, at = view.place
         size, name = self._behind(view), f"{view.queue} from {view.end} on"
@@ -835,13 +841,13 @@ def _seen(found: _Directory, queue: MessageQueue) -> tuple[object, ...] | None:
 
 def _look_into(
     queue: MessageQueue, found: _Directory, seen: tuple[object, ...], generation: int
-) -> _View | None:
+) -> _PartitionView | None:
     """A partition's view without its bounds; None: it has no segments yet."""
     folder = found.log.folders[queue]
     segments = tuple(segments_of(folder))
     if not segments:
         return None
-    return _View(
+    return _PartitionView(
         queue,
         folder,
         seen,
@@ -866,7 +872,7 @@ class _Read(NamedTuple):
 class _Units:
     """What a window has from an offset on, unit by unit: holes, and the batch behind them. The last one has holes alone."""
 
-    def __init__(self, view: _View, number: int, window: _Window, start: int) -> None:
+    def __init__(self, view: _PartitionView, number: int, window: _Window, start: int) -> None:
         block, end = window.block, int(window.offset_ends[-1])
         if window.is_all and number + 1 < len(view.segments):
             end = max(end, view.end_of(number))  # of the last segment is never more than it has
