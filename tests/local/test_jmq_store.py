@@ -839,4 +839,4 @@ def test_a_checkpoint_in_any_order():
     text = (
         b'{"version":1,"replicationPosition":5, "partitions":{4:595,\n\t"3":663},"indexPosition":9}'
     )
-    assert jmq_files.parse_checkpoint(text) == jmq_files.Checkpoint(5, 9, {4: 595, 3: 663})
+    assert jmq_files.parse_checkpoint(text) == jmq_files.JmqCheckpoint(5, 9, {4: 595, 3: 663})

@@ -235,7 +235,7 @@ def messages_at(buffer: Buffer, positions: Longs) -> MessageBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class JmqMessage:
+class JournalMessage:
     """One message, or one of a batch. Texts are UTF-8, and what is not is kept by surrogate escapes."""
 
     index: int
@@ -248,7 +248,7 @@ class JmqMessage:
     app: str
 
 
-def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[JmqMessage]:
+def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[JournalMessage]:
     """What one message of a block holds: itself, or those of its batch. MessageError: it is malformed."""
     head = block.headers[number]
     start = int(block.positions[number]) + BODY_AT - _SIZE.size
@@ -263,18 +263,18 @@ def messages_of(block: MessageBlock, number: int, *, bytes_max: int) -> list[Jmq
     if not flags & BATCH:
         priority, flag = int(head["priority"]), int(head["flag"])
         return [
-            JmqMessage(
+            JournalMessage(
                 index, priority, flag, body, _text(business_id), attributes, extension, app_name
             )
         ]
-    found, at = list[JmqMessage](), 0
+    found, at = list[JournalMessage](), 0
     for place in range(int(head["flag"])):
         if at + _INNER.size > len(body):
             raise MessageError(f"a batch of {int(head['flag'])} messages has {place}")
         size, priority, flag, _ = _INNER.unpack_from(body, at)
         inner, key, attributes = _parts(memoryview(body)[at + 7 : at + max(size, 7)], (4, 1, 2))
         found.append(
-            JmqMessage(
+            JournalMessage(
                 index + place, priority, flag, inner, _text(key), attributes, extension, app_name
             )
         )
@@ -323,7 +323,7 @@ def _unzipped(stored: bytes, bytes_max: int) -> bytes:
 
 def _kafka_records(
     head: np.void, stored: bytes, attributes: bytes, extension: bytes, *, app: str, bytes_max: int
-) -> list[JmqMessage]:
+) -> list[JournalMessage]:
     """The records of a batch that a Kafka client sent: the value is the body, the key the business id."""
     from tiered.format import kafka_batch as kafka  # noqa: PLC0415 (few stores have any)
 
@@ -348,7 +348,7 @@ def _kafka_records(
         raise MessageError(f"a batch of a Kafka client: {records.faults[0]}")
     priority = int(head["priority"])
     return [
-        JmqMessage(
+        JournalMessage(
             int(offset),
             priority,
             0,
@@ -394,7 +394,7 @@ def source_of(flags: int) -> int:
     return flags >> 2 & 3
 
 
-def message_json(topic: str, head: np.void, message: JmqMessage) -> dict[str, Any]:
+def message_json(topic: str, head: np.void, message: JournalMessage) -> dict[str, Any]:
     """One message as ``cat`` shows it. ``head`` is the header of the stored one, which a whole batch shares."""
     flags = int(head["flags"])
     client_time, is_batch = int(head["client_time"]), bool(flags & BATCH)

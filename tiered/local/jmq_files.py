@@ -115,7 +115,7 @@ def find_partitions(group: GroupFolder) -> tuple[set[int], list[LeftOut]]:
 # -- checkpoint --------------------------------------------------------------------------------------
 
 
-class Checkpoint(NamedTuple):
+class JmqCheckpoint(NamedTuple):
     """What ``checkpoint.json`` says."""
 
     committed: int  # journal position up to which the group's leader has committed
@@ -129,7 +129,7 @@ def file_mark(path: str) -> tuple[int, int, int] | None:
     return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def read_checkpoint(group: GroupFolder) -> Checkpoint | None:
+def read_checkpoint(group: GroupFolder) -> JmqCheckpoint | None:
     """What the checkpoint says; None: there is none, or it is just being written."""
     path = group.checkpoint
     descriptor = open_if_there(path)
@@ -142,14 +142,14 @@ def read_checkpoint(group: GroupFolder) -> Checkpoint | None:
     return parse_checkpoint(data)
 
 
-def parse_checkpoint(data: bytes) -> Checkpoint | None:
+def parse_checkpoint(data: bytes) -> JmqCheckpoint | None:
     """A checkpoint, its keys in any order and without quotes where they are numbers; None: it is not whole."""
     try:
         found = loads(data)
         nexts = {int(key): _natural(value) for key, value in found["partitions"].items()}
         if _natural(found["version"]) < 1:  # such a one has no commit position
             return None
-        return Checkpoint(
+        return JmqCheckpoint(
             _natural(found["replicationPosition"]), _natural(found["indexPosition"]), nexts
         )
     except (JsonError, LookupError, TypeError, ValueError, AttributeError):
@@ -238,7 +238,7 @@ def list_numbers(folder: str) -> list[int]:
     return sorted(int(name) for name in list_names(folder) if _NUMBER.fullmatch(name))
 
 
-class Entry(NamedTuple):
+class JmqEntry(NamedTuple):
     """What an index says of a message."""
 
     position: int
@@ -282,7 +282,7 @@ class IndexFiles:
         size = 0 if about is None else max(0, about.st_size - FILE_HEADER_BYTES)
         return (self._bases[-1] + size) // ENTRY_BYTES
 
-    def entry(self, number: int) -> Entry | None:
+    def entry(self, number: int) -> JmqEntry | None:
         """One entry; None: there is none, or it says nothing."""
         at, bases = number * ENTRY_BYTES, self._bases
         place = bisect_right(bases, at) - 1
@@ -291,5 +291,5 @@ class IndexFiles:
         base = bases[place]
         path = f"{self._folder}/{base}"
         data = self._cache.read(path, at - base + FILE_HEADER_BYTES, ENTRY_BYTES)
-        found = Entry(*_ENTRY.unpack(data)) if len(data) == ENTRY_BYTES else Entry(0, 0)
+        found = JmqEntry(*_ENTRY.unpack(data)) if len(data) == ENTRY_BYTES else JmqEntry(0, 0)
         return found if found.size > 0 and found.position >= 0 else None

@@ -25,10 +25,10 @@ from tiered.local.interface import (
     Waiting,
 )
 from tiered.local.jmq_files import (
-    Checkpoint,
-    Entry,
     GroupFolder,
     IndexFiles,
+    JmqCheckpoint,
+    JmqEntry,
     Row,
     file_mark,
     find_partitions,
@@ -160,7 +160,7 @@ class JmqGroup:
         self.generation = next(numbers)  # another one after each fall
         self.row = Row(folder.path)
         self.readable = self.row  # with files that have vanished on the left, and are open
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: JmqCheckpoint | None = None
         self.confirmed = 0  # position at which the last confirmed message ends
         self.committed = 0  # up to where the checkpoint would have it, as far as there are files
         self.bounds: dict[int, QueueBounds] = {}
@@ -202,7 +202,7 @@ class JmqGroup:
         if has_fallen or is_new or committed != self.committed:
             self._confirm(committed, is_anew=has_fallen)
 
-    def _has_fallen(self, row: Row, checkpoint: Checkpoint | None) -> bool:
+    def _has_fallen(self, row: Row, checkpoint: JmqCheckpoint | None) -> bool:
         """Whether something that was there is there no more, other than files on the left."""
         if not self.row.files:
             return False
@@ -365,7 +365,7 @@ class JmqGroup:
 
     # -- where messages stand --------------------------------------------------------------------
 
-    def entry(self, partition: int, number: int) -> Entry | None:
+    def entry(self, partition: int, number: int) -> JmqEntry | None:
         """What the index files say of a message."""
         index = self._indexes.get(partition)
         return None if index is None else index.entry(number)
@@ -383,7 +383,7 @@ class JmqGroup:
         is_there = last is not None and first.position == last.position == place
         return is_there and (behind is None or behind.position != place)
 
-    def _holds(self, partition: int, number: int, entry: Entry | None) -> bool:
+    def _holds(self, partition: int, number: int, entry: JmqEntry | None) -> bool:
         """Whether the message that an index names is there, and says that it is this one; its body may be damaged."""
         raw = self.raw(entry) if entry else b""
         block = jmq_message.walk_messages(raw, 0, len(raw), size_max=len(raw))
@@ -394,7 +394,7 @@ class JmqGroup:
         is_within = first <= number < first + int(block.counts()[0])
         return is_within and int(head["partition"]) == partition
 
-    def raw(self, entry: Entry) -> bytes:
+    def raw(self, entry: JmqEntry) -> bytes:
         """The bytes that an index says are a message; none where the journal has none."""
         span = self.readable.span_at(entry.position)
         if span is None or not span[0] <= entry.position or entry.end > span[1]:

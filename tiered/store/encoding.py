@@ -186,7 +186,7 @@ class Leads(dict[int, bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordKind:
+class EncodedKind:
     """What many messages have in common."""
 
     leads: Leads  # of the topic
@@ -205,7 +205,7 @@ class Prepared:
     """
 
     fields: MessageFields  # as given
-    kinds: Sequence[RecordKind]  # of each
+    kinds: Sequence[EncodedKind]  # of each
     distinct: AbstractSet[QueueKey]  # the queues there are
     crcs: Sequence[int]  # of the bodies, as records store them
     sizes: Sequence[int]  # bytes of each record
@@ -484,7 +484,7 @@ class Encoder:
         self._keys = keys
         self._topics: dict[str, Leads] = {}
         self._tags: dict[str | None, str] = {None: ""}
-        self._known: dict[_KindKey, RecordKind] = {}
+        self._known: dict[_KindKey, EncodedKind] = {}
         self.store_host = pack_host(options.store_host)
         self._body_max = options.message_bytes_max
         self._size_max = options.record_bytes_max
@@ -646,7 +646,7 @@ class Encoder:
 
     def _kinds(
         self, messages: Sequence[NewMessage], columns: _KindColumns, fresh: Sequence[str]
-    ) -> tuple[list[RecordKind], bool]:
+    ) -> tuple[list[EncodedKind], bool]:
         """Each message's kind, and whether there is but one."""
         made = {}
         for key in set(zip(*columns, strict=True)):
@@ -658,7 +658,7 @@ class Encoder:
 
     def _kind(
         self, messages: Sequence[NewMessage], key: _KindKey, fresh: Sequence[str]
-    ) -> RecordKind:
+    ) -> EncodedKind:
         topic, born_host, sys_flag = key
         leads = self._topics.get(topic)
         if leads is None:
@@ -671,7 +671,7 @@ class Encoder:
         rest = BODY_AT + len(host) + len(self.store_host) - 2 * _V4_BYTES + leads.size
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-        made = self._known[key] = RecordKind(leads, host, flag, rest)
+        made = self._known[key] = EncodedKind(leads, host, flag, rest)
         return made
 
     # -- properties: the stored text (``UNIQ_KEY`` and ``CLUSTER`` last) -----------------------------

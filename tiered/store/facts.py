@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tiered.format.block import RecordBlock
-    from tiered.store.encoding import Prepared, RecordKind, RecordPlaces
+    from tiered.store.encoding import EncodedKind, Prepared, RecordPlaces
     from tiered.store.new_message import IdRun
 
 
@@ -54,7 +54,7 @@ class Handed:
     queue_offsets: Sequence[int]  # of each
     positions: Sequence[int]  # physical offset of each
     sizes: Sequence[int]  # bytes of each record
-    kinds: Sequence[RecordKind]  # of each: its sysFlag
+    kinds: Sequence[EncodedKind]  # of each: its sysFlag
     properties: Sequence[bytes]  # as stored
     tags: Sequence[str | None]  # as given, of each
     keys: Sequence[str | None]  # as given, of each
