@@ -39,7 +39,7 @@ LIMITS = st.builds(
     st.floats(0.01, 1),
 )
 EVENTS = st.lists(st.integers(1, 8 * MIB) | st.just(0), max_size=60)  # a batch, or 0: lost unread
-PICTURE = Path(__file__).parents[2] / "docs" / "read-ahead.svg"
+PICTURE = Path(__file__).parents[2] / "docs" / "contributing" / "read-ahead.svg"
 
 
 @given(LIMITS, EVENTS)
@@ -178,6 +178,6 @@ def test_nothing_waits_for_ever_in_a_cache_of_two_chunks():
 
 
 def test_the_picture_is_that_of_the_window():
-    made = "cd tests && python -m support.window_picture ../docs/read-ahead.svg"
+    made = "cd tests && python -m support.window_picture ../docs/contributing/read-ahead.svg"
     assert PICTURE.read_text("utf-8") == picture(), f"draw it anew: {made}"
     assert set(KINDS) == {"fast", "slow", "stalling", "bursty", "seeking"}

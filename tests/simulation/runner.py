@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--defects",
         action="store_true",
-        help="look for every planted defect, and write the table of docs/durability.md anew",
+        help="look for every planted defect, and write the table of docs/contributing/simulation.md anew",
     )
     options = parser.parse_args(arguments)
     if options.defects:

@@ -1,6 +1,6 @@
 """Draws the curves of ``support.window_simulation`` as an SVG, always the same one.
 
-From the folder ``tests``: ``python -m support.window_picture ../docs/read-ahead.svg``.
+From the folder ``tests``: ``python -m support.window_picture ../docs/contributing/read-ahead.svg``.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def where_page(root: Path) -> str:
     """Every module of the product, a line each, as its docstring begins."""
     lines = [
         "A line for each module, as it says itself, in the order of the layers: what stands higher uses what stands lower.",
-        "docs/ARCHITECTURE.md says how they work together, docs/changing.md which of them a change touches.",
+        "docs/ARCHITECTURE.md says how they work together, docs/contributing/changing.md which of them a change touches.",
     ]
     for folder in LAYERS:
         modules = sorted((root / folder).glob("*.py"))
