@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +56,6 @@ def commands(text: str) -> list[list[str]]:
     first = next(number for number, line in enumerate(lines) if "tiered demo" in line)
     last = next(number for number, line in enumerate(lines) if "plots.py" in line)
     return [shlex.split(line.removeprefix("$ "), comments=True) for line in lines[first : last + 1]]
-
-
-def test_the_readme_makes_a_chart_in_the_same_three_commands() -> None:
-    """The page publishes besides."""
-    of_readme = [[word.removeprefix(".venv/bin/") for word in line] for line in commands(README)]
-    of_page = commands(PAGE)
-    assert [line[: len(short)] for short, line in zip(of_readme, of_page, strict=True)] == of_readme
-    assert len(of_readme) == 3
 
 
 def test_from_nothing_to_a_chart(tmp_path: Path) -> None:

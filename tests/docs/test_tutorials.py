@@ -1,0 +1,105 @@
+"""Tutorials do what they say: their commands run in order, in one shell, and print what the page shows.
+
+Figures may differ from those of the page, words may not: digits and white space are compared as one mark each, and ``…``
+stands for any number of lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs/tutorials"
+RUN_S = 240
+_MARK = "==command=="
+
+
+def steps(page: str) -> list[tuple[str, list[str]]]:
+    """Each command of a page's console blocks, here-documents and continued lines whole, and what it prints."""
+    found: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"^```console\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        is_open = ""
+        for line in block.splitlines():
+            if is_open:
+                found[-1] = (f"{found[-1][0]}\n{line}", [])
+                is_open = "" if line == is_open else is_open
+            elif line.startswith("$ "):
+                found.append((line[2:], []))
+                here = re.search(r"<<'(\w+)'", line)
+                is_open = here[1] if here else ""
+            elif found[-1][0].endswith("\\"):
+                found[-1] = (f"{found[-1][0]}\n{line}", [])
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def pattern(shown: list[str]) -> str:
+    """What the lines of a page let pass."""
+    whole = "\n".join(" ".join(line.split()) for line in shown)
+    escaped = re.escape(whole).replace("…", ".*")
+    return re.sub(r"(\d|\\?[.,](?=\d))+", r"[\\d.,]+", escaped)
+
+
+def run(page: Path, moved: dict[str, str], scratch: Path) -> list[tuple[str, str, list[str]]]:
+    """Each command, what it printed, and what it should have."""
+    wanted = steps(page.read_text("utf-8"))
+    assert wanted
+    programs = scratch / "bin"
+    programs.mkdir()
+    for name, words in {"tiered": "-m tiered", "python": ""}.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        program.chmod(0o755)
+    script = "\n".join(f"echo '{_MARK}'\n{command}" for command, _ in wanted)
+    for name, value in moved.items():
+        script = script.replace(name, value)
+    script = script.replace("export PATH=", "true PATH=")
+    done = subprocess.run(
+        ["bash", "-e"], input=script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=False, timeout=RUN_S, cwd=ROOT,
+        env=os.environ | {
+            "PATH": f"{programs}:{os.environ['PATH']}", "MPLCONFIGDIR": str(scratch),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    printed = done.stdout.split(f"{_MARK}\n")[1:]
+    assert len(printed) == len(wanted)
+    return [(command, told, shown) for (command, shown), told in zip(wanted, printed, strict=True)]
+
+
+def holds(page: Path, moved: dict[str, str], scratch: Path) -> None:
+    for command, told, shown in run(page, moved, scratch):
+        back = told
+        for name, value in moved.items():
+            back = back.replace(value, name)
+        said = "\n".join(" ".join(line.split()) for line in back.strip().splitlines())
+        if shown:
+            assert re.search(pattern(shown), said, re.DOTALL), f"{command}\n{told}"
+
+
+def test_from_messages_to_a_chart(tmp_path: Path) -> None:
+    holds(TUTORIALS / "chart.md", {"/tmp/demo": str(tmp_path / "demo")}, tmp_path)
+
+
+@pytest.mark.slow
+def test_spark(tmp_path: Path) -> None:
+    holds(TUTORIALS / "spark.md", {"/tmp/demo": str(tmp_path / "demo")}, tmp_path)
+
+
+def test_what_is_compared() -> None:
+    page = "```console\n$ a \\\n  b\none 1,250 two\n…\n$ cat <<'END'\n$ x\nEND\n```\n"
+    (first, shown), (second, nothing) = steps(page)
+    assert (first, second, nothing) == ("a \\\n  b", "cat <<'END'\n$ x\nEND", [])
+    assert re.search(pattern(shown), "one 7 two\nand more", re.DOTALL)
+    assert not re.search(pattern(shown), "one 7 three\nand more", re.DOTALL)
+    assert not any(earlier == later for earlier, later in pairwise(steps(page)))
