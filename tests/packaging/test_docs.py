@@ -1,11 +1,13 @@
 """Every dependency is argued for, the Makefile's commands can be planned, and what pages name is there."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 from tiered.cli.docs import LAYERS
@@ -101,7 +103,11 @@ def test_names_that_the_architecture_gives_are_in_the_files_beside_them(root: Pa
 
 def in_pages(tracked: dict[str, str], pattern: str) -> list[tuple[str, tuple[str, ...]]]:
     pages = [(name, text) for name, text in tracked.items() if name.endswith(".md")]
-    return [(name, found.groups()) for name, text in pages for found in re.finditer(pattern, text)]
+    return [
+        (name, found.groups())
+        for name, text in pages
+        for found in re.finditer(pattern, text, re.MULTILINE)
+    ]
 
 
 def test_commands_and_options_that_pages_show_are_there(tracked: dict[str, str]):
@@ -133,6 +139,29 @@ def test_commands_and_options_that_pages_show_are_there(tracked: dict[str, str])
             wrong.append((page, text))
     assert len(shown) > 100
     assert wrong == []
+
+
+def test_commands_in_blocks_are_taken_as_they_stand(tracked: dict[str, str]):
+    """Behind a prompt: every argument is there, and every value is one that its option takes."""
+    commands = {"": program(), **dict(program().walk())}
+    shown = in_pages(tracked, r"^\s*\$ (?:\S*/)?tiered ((?:[^\n\\]|\\\n)+)")
+    refused = []
+    for page, (text,) in shown:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        ends = (at for at, word in enumerate(words) if word in {"|", ">", "2>", "&&", ";", "&"})
+        words, path = words[: next(ends, len(words))], ""
+        if any(word in {"…", "..."} for word in words):
+            continue
+        while words and f"{path} {words[0]}".strip() in commands:
+            path = f"{path} {words.pop(0)}".strip()
+        try:
+            commands[path].make_context(path, words)
+        except click.UsageError as error:
+            refused.append((page, text, error.format_message()))
+        except click.exceptions.Exit:
+            pass  # (its help, or its version)
+    assert len(shown) > 100
+    assert refused == []
 
 
 def test_links_into_pages_meet_a_heading(root: Path, tracked: dict[str, str]):
