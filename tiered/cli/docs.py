@@ -57,28 +57,25 @@ def _table(titles: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def s3_answers_page() -> str:
-    """What an S3 server's refusals mean."""
-    answers = (
-        (
-            f"`{code}`",
-            answer.reason or "-",
-            "yes" if answer.kind.retriable else "no",
-            answer.do or "-",
-        )
-        for code, answer in rows()
-    )
+    """What an S3 server's refusals mean: codes that mean the same share a row."""
+    codes: dict[tuple[str, str, str], list[str]] = {}
+    for code, answer in rows():
+        again = "yes" if answer.kind.retriable else "no"
+        codes.setdefault((answer.reason or "-", again, answer.do or "-"), []).append(f"`{code}`")
     return _page(
         "What an S3 server says",
-        "By the code of its answer, or by the HTTP status where it has none that is known here: the reason that",
-        "`tiered_store_trouble_seconds` and `/healthz` have, whether it is tried again by itself, and what to do.",
-        "Errors, `tiered doctor` and the log say the same, with the server's own words. After each of them nothing was",
-        "stored or deleted, and what the tier holds is as it was; other statuses from 500 on, and answers that did not",
-        "come, leave open what a write has done, and it is settled by reading.",
+        "By the code of its answer, or by the HTTP status if the code is not listed. `reason` is what",
+        "`tiered_store_trouble_seconds` and `/healthz` report. Errors, `tiered doctor` and the log say the same, with the",
+        "server's own words. After any of these nothing was stored or deleted. Other statuses from 500 on, and missing",
+        "answers, leave the outcome of a write unknown; it is settled by reading.",
         "",
-        "`NotS3` and `CutListing` are codes of ours: what came is not an answer of an S3 server (a proxy's page, say), or a",
-        "listing that says that it goes on and not where.",
+        "`NotS3` and `CutListing` are codes of ours: the answer is not an S3 server's (a proxy's page, say), or a listing",
+        "says that it continues but not where.",
         "",
-        *_table("code or status | reason | tried again | what to do", answers),
+        *_table(
+            "reason | tried again | what to do | codes and statuses",
+            ((*said, ", ".join(found)) for said, found in codes.items()),
+        ),
     )
 
 
@@ -202,21 +199,20 @@ def mount_codes_page() -> str:
 
 
 def where_page(root: Path) -> str:
-    """Every module of the product, a line each, as its docstring begins."""
-    lines = [
-        "A line for each module, as it says itself, in the order of the layers: what stands higher uses what stands lower.",
-        "docs/ARCHITECTURE.md says how they work together, docs/contributing/changing.md which of them a change touches.",
-    ]
+    """Every folder of the product, a line each, as its package says; its modules say it of themselves."""
+    rows = []
     for folder in LAYERS:
         modules = sorted((root / folder).glob("*.py"))
-        about = next((_first_line(path) for path in modules if path.name == "__init__.py"), "")
-        lines += ["", f"## `{folder}/`", "", *([about, ""] if about else [])]
-        lines += [
-            f"- `{path.name}`: {_first_line(path)}"
-            for path in modules
-            if path.name != "__init__.py"
-        ]
-    return _page("Where things are", *lines)
+        about = next(_first_line(path) for path in modules if path.name == "__init__.py")
+        rows.append((f"`{folder}/`", about))
+    return _page(
+        "Where things are",
+        "The packages, in the order of the layers: each uses those below it. The first line of a module says what it is;",
+        '`grep -m1 \'"""\' PACKAGE/*.py` prints them. [ARCHITECTURE.md](ARCHITECTURE.md) says how they work together,',
+        "[contributing/changing.md](contributing/changing.md) which files a change touches.",
+        "",
+        *_table("package | what it is", rows),
+    )
 
 
 def _first_line(path: Path) -> str:
