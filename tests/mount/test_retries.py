@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.memory import MemoryStore
+from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, record_bytes
@@ -43,10 +44,16 @@ def record(body: bytes = b"poison", *, times: int = 0, **said: str) -> Record:
 def log_of(store: ObjectStore, clock: ManualClock, **limits: float) -> RetryLog:
     """A log that was begun."""
     writer = RetryWriter(
-        store, store, PREFIX, clock, random.Random(7), old_end=lambda queue: 5 if "g" in queue.topic else 0
-    )  # fmt: skip
+        store,
+        store,
+        PREFIX,
+        clock,
+        random.Random(7),
+        place=Place("c", "b"),
+        old_end=lambda queue: 5 if "g" in queue.topic else 0,
+    )
     log = RetryLog(writer, clock, RetryLimits(**limits))  # type: ignore[arg-type]
-    log.begin("c", "b")
+    log.begin()
     return log
 
 

@@ -35,7 +35,7 @@ from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import EPOCH, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.replay import JournalReader, UnknownActionError
-from tiered.keys import JOURNAL, MOUNT, unescape_name
+from tiered.keys import JOURNAL, MOUNT, RETRIES, unescape_name
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
 
@@ -237,7 +237,7 @@ def mounts_with_offsets(store: ObjectStore, prefix: str) -> list[str]:
     found = set()
     for info in store.list(prefix + MOUNT):
         place, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
-        if journal:
+        if journal and not f"{place}/".endswith(f"/{RETRIES}"):
             name, _, member = place.partition("/shared/")
             found.add("/".join(map(unescape_name, (name, member) if member else (name,))))
     return sorted(found)

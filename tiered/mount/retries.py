@@ -40,7 +40,7 @@ from zlib_ng import zlib_ng
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
 from tiered.dispatch.group_commit import Uploader
-from tiered.errors import InternalError, StoreUnavailableError
+from tiered.errors import FencedError, InternalError, StoreUnavailableError
 from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.properties import join_properties, tag_hash
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.journal.entry import Action
     from tiered.log.state import TierState
@@ -242,6 +243,7 @@ class RetryWriter:
         clock: Clock,
         rng: random.Random,
         *,
+        place: Place,
         old_end: Callable[[MessageQueue], int],
         on_failure: Callable[[BackendError], None] = lambda _error: None,
     ) -> None:
@@ -250,12 +252,13 @@ class RetryWriter:
         Args:
             bare: The tier's store, which does not retry by itself.
             prefix: Of the log, ending in a slash.
+            place: Of the broker.
             old_end: Where a queue ends in the old broker's tier.
             on_failure: Told of each try to write an entry that failed, and will be tried again.
         """
         self.stop = threading.Event()  # ends tries that are under way
         self._bare, self._prefix, self._clock = bare, prefix, clock
-        self._old_end = old_end
+        self._place, self._old_end = place, old_end
         self._journal: JournalWriter[TierState] = JournalWriter(
             bare,
             prefix,
@@ -276,26 +279,43 @@ class RetryWriter:
         """What is durable. From any thread."""
         return self._journal.state
 
-    def begin(self, cluster: str, broker: str) -> None:
-        """Take the log's epoch: whoever wrote before writes no more.
+    def begin(self) -> bool:
+        """See what there is; whether there is anything. A log that is empty is begun with its first round.
 
         Raises:
             FencedError: Another takes it at this moment.
             DataError: The log's journal is damaged.
         """
+        self._journal.catch_up()
+        if self._journal.number:
+            self._take_epoch()
+        return bool(self._journal.number)
+
+    def _begin_empty(self) -> Uploader:
+        made = self._take_epoch()
+        if self.state.queues:
+            raise FencedError(
+                "another mount has begun the retry log since this one looked",
+                where=f"{self._bare.url}/{self._prefix}",
+                do="end the other one, and start this one again",
+            )
+        return made
+
+    def _take_epoch(self) -> Uploader:
         journal = self._journal
-        journal.catch_up()
         journal.take_epoch(asdict(Holder.present()))
         if not journal.state.store:
-            store = {"cluster": cluster, "broker": broker, "store_id": "", "kind": "rocketmq"}
+            named = {"cluster": self._place.cluster, "broker": self._place.broker}
+            store = {**named, "store_id": "", "kind": "rocketmq"}
             journal.append([{"do": "meta", "store": store}])
-        self._uploader = Uploader(
+        self._uploader = made = Uploader(
             self._bare,
             self._prefix,
             epoch=journal.epoch,
             writer=journal.writer,
             clock=self._clock,
         )
+        return made
 
     def commit(self, sent: Sequence[Sent], done: Sequence[DueTogether] = ()) -> list[Record]:
         """Make records durable, and give up what was delivered by that, in one entry; the records at their places.
@@ -305,7 +325,7 @@ class RetryWriter:
             FencedError: Another mount has taken over.
             StoreUnavailableError: ``stop`` is set, and the entry is not written, or nobody knows.
         """
-        assert self._uploader is not None
+        uploader = self._uploader or self._begin_empty()
         now_ms = self._last_ms = max(self._clock.now_ms(), self._last_ms)
         gathered: dict[MessageQueue, list[Record]] = {}
         for queue, record in sent:
@@ -325,7 +345,7 @@ class RetryWriter:
         if commits:
             # Its place may hold bytes under another key from here on: the next try begins another segment there.
             self._failed.update(gathered)
-            stored = self._uploader.put_commits(commits, alone=False)
+            stored = uploader.put_commits(commits, alone=False)
             self._failed.difference_update(gathered)
             actions.append({"do": "part", "bundles": [bundle_row(stored.bundle, stored.packed)]})
         self._append([*actions, *self._given_up(done)])
@@ -446,11 +466,11 @@ class RetryLog:
         self._wake: asyncio.Event | None = None
         self._is_stopping = False
 
-    def begin(self, cluster: str, broker: str) -> None:
+    def begin(self) -> None:
         """Take the log over, and read what is pending."""
-        self.writer.begin(cluster, broker)
-        for one in self.writer.pending():
-            self._hold(one)
+        if self.writer.begin():
+            for one in self.writer.pending():
+                self._hold(one)
 
     @property
     def pending(self) -> int:
@@ -479,7 +499,11 @@ class RetryLog:
         """
         if record.sys_flag & (sysflag.INNER_BATCH | sysflag.NEED_UNWRAP):
             raise RefusalError(Code.SYSTEM_ERROR, "a message of an inner batch is not sent back")
-        return await self.put(sent_back(record, group, level=level, max_times=max_times))
+        try:
+            sent = sent_back(record, group, level=level, max_times=max_times)
+        except ValueError as error:
+            raise RefusalError(Code.SYSTEM_ERROR, f"it cannot be stored again: {error}") from None
+        return await self.put(sent)
 
     async def put(self, sent: Sent) -> Record:
         """Make a record durable in a queue of the log. Errors as of ``send_back``."""
@@ -490,6 +514,10 @@ class RetryLog:
         if self._is_stopping:
             raise RefusalError(Code.SYSTEM_BUSY, "the mount is being stopped")
         sent = sent[0], stored_by(sent[1], self.host)
+        try:
+            encode_record(placed(sent[1], 0, 0))  # now: in a round it would fail for all others
+        except ValueError as error:
+            raise RefusalError(Code.SYSTEM_ERROR, f"it cannot be stored: {error}") from None
         waiting = _Waiting(sent, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._count += 1
@@ -619,12 +647,15 @@ class RetryLog:
 
     def queues(self) -> dict[MessageQueue, QueueBounds]:
         """The queues that consumers read, as they are durable."""
-        found = {}
-        for queue, incarnations in self.writer.state.queues.items():
-            if queue.topic != SCHEDULE_TOPIC:
-                now = incarnations[-1]
-                found[queue] = QueueBounds(now.min_offset, now.commit_offset)
-        return found
+        found = {queue: self.bounds(queue) for queue in self.writer.state.queues}
+        return {queue: bounds for queue, bounds in found.items() if bounds is not None}
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds | None:
+        """Of one of them."""
+        now = self.writer.state.incarnation(queue)
+        if now is None or queue.topic == SCHEDULE_TOPIC:
+            return None
+        return QueueBounds(now.min_offset, now.commit_offset)
 
     def refresh(self) -> None:
         """What is durable is known."""
