@@ -247,18 +247,69 @@ def test_two_consumers_of_a_group_share_the_queues_and_one_takes_them_all_when_t
 
 
 @pytest.mark.slow
-def test_refused_messages_come_again_from_the_client_itself_where_no_broker_takes_them(
+def test_refused_messages_come_again_from_the_client_itself_where_nothing_is_kept(
     name_server: str, tmp_path: Path
 ):
     """There is nobody to take them back: it tries again after 5 s. None is lost."""
     _, url = tier_of("s01-basic", tmp_path)
     words = ("--namesrv", name_server, "--topic", "orders", *ALL, "--refuse", "50")
-    with MountProcess(url, tmp_path / "log", *at(name_server)):
+    with MountProcess(url, tmp_path / "log", *at(name_server), "--no-state"):
         found = consume("5.5", tmp_path, "push", *words)
     refused = {place(one) for one in found if not one["consumed"]}
     taken = Counter(place(one) for one in found if one["consumed"])
     assert refused == {place(one) for one in found if one["queue_offset"] % 50 == 0}
     assert set(taken) == {place(one) for one in expected("s01-basic", "orders")}
+
+
+def cat(url: str, topic: str) -> list[Message]:
+    """Messages of a topic, as the command prints them."""
+    found = command_line.here("cat", url, topic)
+    return found.rows if not found.code else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
+def test_what_is_refused_again_and_again_comes_from_the_retry_topic_and_is_a_dead_letter_at_last(
+    version: str, name_server: str, tmp_path: Path
+):
+    """A mount is killed while messages wait, and another goes on: none is lost, and nothing goes round for ever."""
+    _, url = tier_of("s01-basic", tmp_path)
+    words = ("--namesrv", name_server, "--topic", "orders", "--group", "g", "--seconds", "300")
+    poison = {
+        place(one) for one in expected("s01-basic", "orders") if one["queue_offset"] % 100 == 0
+    }
+    fail = ("--fail", "100", "--max-reconsume", "1")
+    port = next(oracle.free_ports())
+    listen = ("--listen", f"127.0.0.1:{port}", "--namesrv", name_server, "--refresh", "1")
+    with ExitStack() as held:
+        first = held.enter_context(MountProcess(url, tmp_path / "log", *listen))
+        consumer = held.enter_context(Consumer(version, tmp_path / "out", "push", *words, *fail))
+
+        def times(count: int) -> list[Message]:
+            return [one for one in consumer.messages if one["reconsume_times"] == count]
+
+        def are_met() -> bool:
+            return {place(one) for one in times(0) if not one["consumed"]} == poison
+
+        until(are_met, "each was refused", 120)
+        until(lambda: len(cat(url, "SCHEDULE_TOPIC_XXXX")) >= len(poison), "all are kept", 60)
+        kept = cat(url, "SCHEDULE_TOPIC_XXXX")
+        first.process.kill()
+        second = held.enter_context(MountProcess(url, tmp_path / "log2", *listen))
+        until(lambda: len(times(1)) >= len(poison), "all have come again", 120)
+        until(lambda: len(cat(url, "%DLQ%g")) >= len(poison), "all are dead letters", 120)
+        assert second.process.poll() is None
+    told = {one["msg_id"] for one in times(0) if place(one) in poison}
+    assert {one["msg_id"] for one in times(1)} == told
+    dead = cat(url, "%DLQ%g")
+    assert {(one["properties"]["UNIQ_KEY"], one["reconsume_times"]) for one in dead} == {
+        (one, 2) for one in told
+    }
+    waited = [one["store_timestamp_ms"] for one in times(1)]
+    first_time = min(one["store_timestamp_ms"] for one in kept)
+    assert min(waited) >= first_time + 10_000  # the third level of a broker's
+    taken = {place(one) for one in times(0) if one["consumed"]}
+    assert taken == {place(one) for one in expected("s01-basic", "orders")} - poison
 
 
 @pytest.mark.slow

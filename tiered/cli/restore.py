@@ -97,6 +97,8 @@ def run(call: Call, options: RestoreOptions) -> int:
     topics = {queue.topic for queue in tier.queues()}
     call.require_topics("topics", options.topics, topics, options.url)
     plan = plan_restore(tier, read_selection(call, options))
+    if plan.retry_tier is not None:
+        call.opened.callback(plan.retry_tier.close)
     document = planned(options, tier, plan)
     sizes = StoreOptions(options.log_file_size_bytes, options.queue_items)
     restore = Restore(
@@ -149,6 +151,7 @@ def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
         until_ms=call.ms(options.until),
         wish=f"{','.join(sorted(options.topics)) or 'all topics'}{span_text(options.from_, options.until)}",
         offsets_of=options.offsets_of or "",
+        is_whole=not (options.topics or options.from_ or options.until),
     )
 
 
