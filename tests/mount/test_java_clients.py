@@ -261,6 +261,11 @@ def test_refused_messages_come_again_from_the_client_itself_where_nothing_is_kep
     assert set(taken) == {place(one) for one in expected("s01-basic", "orders")}
 
 
+def unique(message: Message) -> str:
+    """The id that its producer gave it."""
+    return str(message["properties"]["UNIQ_KEY"])
+
+
 def cat(url: str, topic: str) -> list[Message]:
     """Messages of a topic, as the command prints them."""
     found = command_line.here("cat", url, topic)
@@ -275,8 +280,9 @@ def test_what_is_refused_again_and_again_comes_from_the_retry_topic_and_is_a_dea
     """A mount is killed while messages wait, and another goes on: none is lost, and nothing goes round for ever."""
     _, url = tier_of("s01-basic", tmp_path)
     words = ("--namesrv", name_server, "--topic", "orders", "--group", "g", "--seconds", "300")
+    every = {unique(one) for one in expected("s01-basic", "orders")}
     poison = {
-        place(one) for one in expected("s01-basic", "orders") if one["queue_offset"] % 100 == 0
+        unique(one) for one in expected("s01-basic", "orders") if one["queue_offset"] % 100 == 0
     }
     fail = ("--fail", "100", "--max-reconsume", "1")
     port = next(oracle.free_ports())
@@ -288,28 +294,41 @@ def test_what_is_refused_again_and_again_comes_from_the_retry_topic_and_is_a_dea
         def times(count: int) -> list[Message]:
             return [one for one in consumer.messages if one["reconsume_times"] == count]
 
-        def are_met() -> bool:
-            return {place(one) for one in times(0) if not one["consumed"]} == poison
-
-        until(are_met, "each was refused", 120)
-        until(lambda: len(cat(url, "SCHEDULE_TOPIC_XXXX")) >= len(poison), "all are kept", 60)
+        until(lambda: cat(url, "SCHEDULE_TOPIC_XXXX"), "some wait for their time", 120)
         kept = cat(url, "SCHEDULE_TOPIC_XXXX")
         first.process.kill()
         second = held.enter_context(MountProcess(url, tmp_path / "log2", *listen))
-        until(lambda: len(times(1)) >= len(poison), "all have come again", 120)
-        until(lambda: len(cat(url, "%DLQ%g")) >= len(poison), "all are dead letters", 120)
+        until(lambda: {one["msg_id"] for one in times(1)} == poison, "all have come again", 120)
+        until(lambda: {unique(one) for one in cat(url, "%DLQ%g")} == poison, "all are dead", 120)
+        until(lambda: {one["msg_id"] for one in times(0)} == every, "each came", 120)
         assert second.process.poll() is None
-    told = {one["msg_id"] for one in times(0) if place(one) in poison}
-    assert {one["msg_id"] for one in times(1)} == told
-    dead = cat(url, "%DLQ%g")
-    assert {(one["properties"]["UNIQ_KEY"], one["reconsume_times"]) for one in dead} == {
-        (one, 2) for one in told
-    }
-    waited = [one["store_timestamp_ms"] for one in times(1)]
-    first_time = min(one["store_timestamp_ms"] for one in kept)
-    assert min(waited) >= first_time + 10_000  # the third level of a broker's
-    taken = {place(one) for one in times(0) if one["consumed"]}
-    assert taken == {place(one) for one in expected("s01-basic", "orders")} - poison
+    assert {one["reconsume_times"] for one in cat(url, "%DLQ%g")} == {2}
+    first_ms = min(one["store_timestamp_ms"] for one in kept)
+    assert min(one["store_timestamp_ms"] for one in times(1)) >= first_ms + 10_000  # level 3
+    assert {one["msg_id"] for one in times(0) if one["consumed"]} == every - poison
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
+def test_what_an_orderly_consumer_cannot_do_with_is_a_dead_letter_and_its_queue_goes_on(
+    version: str, name_server: str, tmp_path: Path
+):
+    """Orderly consumers try again by themselves, and send to the retry topic when they have done so often enough."""
+    _, url = tier_of("s01-basic", tmp_path)
+    words = ("--namesrv", name_server, "--topic", "orders", "--group", "g", "--seconds", "300")
+    fail = ("--orderly", "--fail", "100", "--max-reconsume", "1")
+    wanted = expected("s01-basic", "orders")
+    poison = {unique(one) for one in wanted if one["queue_offset"] % 100 == 0}
+    with (
+        MountProcess(url, tmp_path / "log", *at(name_server)),
+        Consumer(version, tmp_path / "out", "push", *words, *fail) as consumer,
+    ):
+
+        def taken() -> set[str]:
+            return {one["msg_id"] for one in consumer.messages if one["consumed"]}
+
+        until(lambda: taken() == {unique(one) for one in wanted} - poison, "all else is taken", 200)
+        until(lambda: {unique(one) for one in cat(url, "%DLQ%g")} == poison, "all are dead", 60)
 
 
 @pytest.mark.slow

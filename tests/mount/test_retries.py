@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.memory import MemoryStore
-from tiered.api.broker_place import Place
+from tiered.api.broker_place import Place, RetryPlace, retry_places
 from tiered.clock import ManualClock
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, record_bytes
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
+from tiered.mount.offsets import mounts_with_offsets
 from tiered.mount.protocol import Code, RefusalError
 from tiered.mount.retries import (
     DELAYS_S,
@@ -138,6 +139,27 @@ def test_delivered_at_its_time_behind_the_old_brokers_and_found_again_after_a_re
     assert there.topic == "%RETRY%g"
     last = log_of(store, clock)
     assert (last.pending, last.queues()) == (1, again.queues())
+
+
+def test_the_log_is_found_below_its_mount_with_and_without_second_copies_of_checkpoints() -> None:
+    store, place = MemoryStore(), Place("c", "b")
+    prefix = RetryPlace("c", "b", "name/10.0.0.1:9").prefix
+    writer = RetryWriter(
+        store,
+        store,
+        prefix,
+        ManualClock(NOW_MS),
+        random.Random(7),
+        place=place,
+        old_end=lambda _queue: 0,
+    )
+    writer.begin()
+    assert not retry_places(store, place)
+    writer.commit([sent_back(record(), "g", level=1, max_times=16)])
+    for _ in range(2):
+        assert retry_places(store, place) == [RetryPlace("c", "b", "name/10.0.0.1:9")]
+        assert not mounts_with_offsets(store, place.prefix)
+        writer._journal.write_checkpoint(force=True)
 
 
 def test_too_many_are_refused() -> None:

@@ -15,6 +15,7 @@ from tiered.keys import (
     DATA_ROOTS,
     JOURNAL,
     LEASE,
+    MIRROR,
     MOUNT,
     PREFIX_BYTES_MAX,
     RETRIES,
@@ -85,7 +86,8 @@ def mounts_below(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
     for info in store.list(prefix + MOUNT):
         at, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
         if journal:
-            own = at.removesuffix(f"/{RETRIES[:-1]}")
+            # The log's journal, or the second copies of its checkpoints; a mount's own has none.
+            own = at.removesuffix(f"/{MIRROR[:-1]}").removesuffix(f"/{RETRIES[:-1]}")
             name, _, member = own.partition("/shared/")
             told = "/".join(map(unescape_name, (name, member) if member else (name,)))
             found.add((told, RETRIES if own != at else ""))
