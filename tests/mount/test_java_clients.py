@@ -304,7 +304,11 @@ def test_what_is_refused_again_and_again_comes_from_the_retry_topic_and_is_a_dea
         assert second.process.poll() is None
     assert {one["reconsume_times"] for one in cat(url, "%DLQ%g")} == {2}
     first_ms = min(one["store_timestamp_ms"] for one in kept)
-    assert min(one["store_timestamp_ms"] for one in times(1)) >= first_ms + 10_000  # level 3
+    # Others were tried again by the client itself, since the mount was gone when it sent them back.
+    again_ms = {one["store_timestamp_ms"] for one in times(1)} - {
+        one["store_timestamp_ms"] for one in times(0)
+    }
+    assert min(again_ms) >= first_ms + 10_000  # level 3
     assert {one["msg_id"] for one in times(0) if one["consumed"]} == every - poison
 
 

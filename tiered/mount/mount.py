@@ -46,7 +46,7 @@ from tiered.mount.name_servers import Identity, MountedTopics, NameServers
 from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
 from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
-from tiered.mount.retries import RetryLimits, RetryLog, RetryWriter
+from tiered.mount.retries import RetryLimits, RetryLog, RetryWriter, consumed_of
 from tiered.mount.sending_back import SendingBack
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
 
@@ -219,7 +219,9 @@ class Mount:
                         stop=lambda seconds: clock.wait(stopping, seconds),
                         prove=lambda: _require_one_writer(store, prefix, rng),
                     )
-                mount.retries = _retry_log(store, prefix, settings, clock, rng)
+                mount.retries = _retry_log(
+                    store, prefix, settings, known=known, clock=clock, rng=rng
+                )
                 mount.topics.update((*store.tiered_queues(), *mount.retries.queues()))
             mount.offsets = ConsumerOffsets(known)
             # Before offsets of ours are adopted: what groups had with the broker counts more than what a file says.
@@ -553,9 +555,15 @@ def _keeper(
 
 
 def _retry_log(
-    store: OpenMessageStore, prefix: str, settings: MountSettings, clock: Clock, rng: random.Random
+    store: OpenMessageStore,
+    prefix: str,
+    settings: MountSettings,
+    *,
+    known: Mapping[Name, Mapping[int, int]],
+    clock: Clock,
+    rng: random.Random,
 ) -> RetryLog:
-    """What keeps what is sent back, begun; from here on it is read with the tier."""
+    """What keeps what is sent back, begun; from here on it is read with the tier. ``known``: where groups were."""
     tier, place = store.opened, store.opened.place
 
     def old_end(queue: MessageQueue) -> int:
@@ -567,7 +575,7 @@ def _retry_log(
     )
     log = RetryLog(writer, clock, settings.retries)
     with backend_errors():
-        log.begin()
+        log.begin(partial(consumed_of, known))
     store.put_beside(log, log.bounds)
     return log
 

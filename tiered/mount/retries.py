@@ -32,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -57,7 +58,7 @@ from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder
 from tiered.local.catalog import RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
 from tiered.local.interface import RecordBatch
-from tiered.log.actions import Expire, action_of
+from tiered.log.actions import BeginAnew, Expire, action_of
 from tiered.log.bundles import bundle_row
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.decode import TierBatch
@@ -279,8 +280,11 @@ class RetryWriter:
         """What is durable. From any thread."""
         return self._journal.state
 
-    def begin(self) -> bool:
+    def begin(self, consumed: Callable[[MessageQueue], int] = lambda _queue: 0) -> bool:
         """See what there is; whether there is anything. A log that is empty is begun with its first round.
+
+        Args:
+            consumed: Up to where a queue's group was with the last mount.
 
         Raises:
             FencedError: Another takes it at this moment.
@@ -289,7 +293,24 @@ class RetryWriter:
         self._journal.catch_up()
         if self._journal.number:
             self._take_epoch()
+            self._begin_anew(consumed)
         return bool(self._journal.number)
+
+    def _begin_anew(self, consumed: Callable[[MessageQueue], int]) -> None:
+        """Have queues go on behind what the broker, which was back, has put there since; with what is not consumed yet."""
+        anew: dict[MessageQueue, QueueOffset] = {}
+        left: list[Sent] = []
+        for queue, incarnations in self.state.queues.items():
+            now, end = incarnations[-1], self._old_end(queue)
+            was_given_up = now.min_offset == now.commit_offset != end
+            if queue.topic != SCHEDULE_TOPIC and (end > now.min_offset or was_given_up):
+                anew[queue] = QueueOffset(end)
+                start = max(consumed(queue), now.min_offset)
+                if start < now.commit_offset:
+                    records = self.reader.records(queue, start, now.commit_offset)
+                    left += [(queue, record) for record in records]
+        if anew:
+            self.commit(left, anew=anew)
 
     def _begin_empty(self) -> Uploader:
         made = self._take_epoch()
@@ -317,8 +338,17 @@ class RetryWriter:
         )
         return made
 
-    def commit(self, sent: Sequence[Sent], done: Sequence[DueTogether] = ()) -> list[Record]:
+    def commit(
+        self,
+        sent: Sequence[Sent],
+        done: Sequence[DueTogether] = (),
+        *,
+        anew: Mapping[MessageQueue, QueueOffset] = MappingProxyType({}),
+    ) -> list[Record]:
         """Make records durable, and give up what was delivered by that, in one entry; the records at their places.
+
+        Args:
+            anew: Queues that begin anew with these records, and where.
 
         Raises:
             BackendError: The bundle is not stored, or nobody knows: nothing has happened.
@@ -333,7 +363,7 @@ class RetryWriter:
         made: list[Record] = []
         commits = []
         for queue in sorted(gathered):
-            file = self._file(queue)
+            file = self._file(queue, anew.get(queue))
             first = int(file.append_offset)
             rows = [placed(one, first + at, now_ms) for at, one in enumerate(gathered[queue])]
             file.append(batch_of(queue, rows), 0.0)
@@ -348,13 +378,32 @@ class RetryWriter:
             stored = uploader.put_commits(commits, alone=False)
             self._failed.difference_update(gathered)
             actions.append({"do": "part", "bundles": [bundle_row(stored.bundle, stored.packed)]})
-        self._append([*actions, *self._given_up(done)])
+        self._append([*self._said_anew(anew), *actions, *self._given_up(done)])
         return made
 
-    def _file(self, queue: MessageQueue) -> CompositeFlatFile:
+    def give_up(self) -> None:
+        """Give up all that is in the log: somebody else has it now."""
+        actions = []
+        for queue, incarnations in self.state.queues.items():
+            now = incarnations[-1]
+            if now.min_offset < now.commit_offset:
+                place = now.number, len(incarnations) - 1, now.min_offset
+                actions.append(action_of(Expire(queue, *place, now.commit_offset)))
+        if actions:
+            self._append(actions)
+
+    def _said_anew(self, anew: Mapping[MessageQueue, QueueOffset]) -> Iterator[Action]:
+        for queue, start in anew.items():
+            number = self.state.queues[queue][-1].number + 1
+            yield action_of(BeginAnew(queue, number, start, "the broker was back"))
+
+    def _file(self, queue: MessageQueue, anew: QueueOffset | None) -> CompositeFlatFile:
         """The write side of a queue, as the journal has it: made anew for each round, so that none can be wrong."""
-        end = QueueOffset(max(self._old_end(queue), 0))
-        incarnation = self.state.incarnation(queue) or Incarnation(0, end, end)
+        end = QueueOffset(max(self._old_end(queue), 0)) if anew is None else anew
+        known = self.state.incarnation(queue)
+        incarnation = known or Incarnation(0, end, end)
+        if known is not None and anew is not None:
+            incarnation = Incarnation(known.number + 1, end, end)
         is_delay = queue.topic == SCHEDULE_TOPIC
         policy = CommitPolicy(_PART_BYTES, 0.0, 1 if is_delay else _SEGMENT_BYTES, _SEGMENT_MS)
         file = CompositeFlatFile(queue, incarnation, policy)
@@ -466,9 +515,9 @@ class RetryLog:
         self._wake: asyncio.Event | None = None
         self._is_stopping = False
 
-    def begin(self) -> None:
-        """Take the log over, and read what is pending."""
-        if self.writer.begin():
+    def begin(self, consumed: Callable[[MessageQueue], int] = lambda _queue: 0) -> None:
+        """Take the log over, and read what is pending. ``consumed``: as of ``RetryWriter.begin``."""
+        if self.writer.begin(consumed):
             for one in self.writer.pending():
                 self._hold(one)
 
@@ -694,3 +743,9 @@ def stored_by(record: Record, address: str) -> Record:
     v6 = sysflag.STORE_HOST_V6 if is_v6(address) else 0
     flags = record.sys_flag & ~sysflag.STORE_HOST_V6 | v6
     return replace(record, store_host=address, sys_flag=flags)
+
+
+def consumed_of(known: Mapping[tuple[str, str], Mapping[int, int]], queue: MessageQueue) -> int:
+    """Up to where the group of a retry topic was, by offsets of groups; of dead letters nothing counts as consumed."""
+    group = queue.topic.removeprefix(RETRY_PREFIX)
+    return known.get((group, queue.topic), {}).get(queue.queue_id, 0)
