@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+from support import oracle
 from support.command_line import here
 from support.mounts import Client, mounted, records, tier_of
+from support.waiting import until
 
 from tiered.mount import protocol
 from tiered.mount.protocol import Code
@@ -56,3 +59,27 @@ def test_what_was_sent_back_is_in_the_restored_store(tmp_path: Path) -> None:
             was["body_base64"],
             was["store_timestamp_ms"],
         )
+
+
+@pytest.mark.java
+@oracle.needs_java
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_broker_on_the_restored_store_delivers_what_waited(tmp_path: Path) -> None:
+    """A message waits for its third level; the broker puts it into the retry topic when that is over."""
+    _, url = tier_of("s01-basic", tmp_path)
+    with mounted(url) as served, served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        for offset, level in enumerate((3, 1, -1)):
+            back(client, offset, level)
+        assert client.pull("%RETRY%g", 0, 0, sysFlag=6).code == Code.SUCCESS
+    store = tmp_path / "restored"
+    here("restore", url, "--to", store, *SMALL).good()
+    with oracle.Broker(tmp_path, store) as broker:
+        broker.start()
+
+        def end(topic: str) -> int:
+            return sum(end for _, end in broker.offsets(topic).values())
+
+        assert end("%DLQ%g") == 1
+        until(lambda: end("%RETRY%g") == 2, "what waited is in the retry topic", 60)

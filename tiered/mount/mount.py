@@ -387,27 +387,29 @@ class Mount:
             groups,
         )
         relays = Relays(self.consumers, identity.broker, queries.record_at)
-        back = SendingBack(
+        self.server.handlers = {
+            **answers.handlers(),
+            **queries.handlers(),
+            **relays.handlers(),
+            **self._sending_back(queries, readers).handlers(),
+        }
+        # Last: from here on clients come, and all that answers them is there.
+        await self.names.begin()
+        return self.names
+
+    def _sending_back(self, queries: Queries, readers: ThreadPoolExecutor) -> SendingBack:
+        if self.retries is not None:
+            self.retries.host = self.address
+            self.retries.on_moved = self._on_moved
+        return SendingBack(
             self.retries,
             self.topics,
             self.locks,
             queries.record_at,
             readers,
             self._clock,
-            groups,
+            queries.group_configs_known,
         )
-        self.server.handlers = {
-            **answers.handlers(),
-            **queries.handlers(),
-            **relays.handlers(),
-            **back.handlers(),
-        }
-        if self.retries is not None:
-            self.retries.host = self.address
-            self.retries.on_moved = self._on_moved
-        # Last: from here on clients come, and all that answers them is there.
-        await self.names.begin()
-        return self.names
 
     async def _drain(
         self, saver: ThreadPoolExecutor, retrying: asyncio.Future[None] | None
