@@ -81,6 +81,7 @@ def test_offsets_and_messages_are_the_brokers_and_the_next_mount_goes_on(
     assert len(bodies(url, "%RETRY%g")) == len(bodies(url, "%DLQ%g")) == 2
 
 
+@pytest.mark.slow
 def test_what_was_not_handed_back_goes_on_with_the_next_mount(
     broker: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -162,6 +162,27 @@ def test_the_log_is_found_below_its_mount_with_and_without_second_copies_of_chec
         writer._journal.write_checkpoint(force=True)
 
 
+def test_what_is_old_is_given_up_and_deleted_when_nobody_can_read_it() -> None:
+    clock = ManualClock(NOW_MS)
+    store = MemoryStore(now_ms=clock.now_ms)
+    log = log_of(store, clock)
+    served(log, (-1, 0))
+    for more in ((), ((18, 0),)):  # a segment ends when the next is begun, an hour later
+        clock.advance(3601)
+        log = log_of(store, clock)
+        served(log, (-1, 0), *more)
+    bundles = len(list(store.list(PREFIX + "bundle/")))
+    log.writer.tidy(kept_ms=3_600_000)
+    assert log.queues()[MessageQueue("%DLQ%g", 0)] == QueueBounds(QueueOffset(7), QueueOffset(8))
+    assert len(list(store.list(PREFIX + "bundle/"))) == bundles  # somebody may read them
+    clock.advance(25 * 3600)
+    log.writer.tidy(kept_ms=3_600_000)
+    assert 0 < len(list(store.list(PREFIX + "bundle/"))) < bundles
+    again = log_of(store, clock)
+    assert (again.pending, again.queues()) == (1, log.queues())
+    deliver(again)  # what waited is there still, in a bundle that it shared
+
+
 def test_too_many_are_refused() -> None:
     log = log_of(MemoryStore(), ManualClock(NOW_MS), pending_max=1)
     with pytest.raises(RefusalError) as refused:

@@ -270,7 +270,9 @@ class Mount:
 
     def fault(self) -> str:
         """What is wrong, in one clause; empty when nothing is."""
-        return self._unseen() or (self.keeper.trouble if self.keeper is not None else "")
+        kept = self.keeper.trouble if self.keeper is not None else ""
+        trouble = self.retries.trouble if self.retries is not None else ""
+        return self._unseen() or kept or (trouble and f"messages are not kept: {trouble}")
 
     def _unseen(self) -> str:
         trouble = self.store.trouble
@@ -654,5 +656,9 @@ def _state_samples(mount: Mount) -> Iterator[Sample]:
     if mount.keeper is not None:
         yield Sample("tiered_mount_snapshots_total", mount.keeper.saved)
         yield Sample("tiered_mount_keeps_offsets", not mount.keeper.trouble)
+    if mount.retries is not None:
+        yield Sample("tiered_mount_sent_back_total", mount.retries.accepted)
+        yield Sample("tiered_mount_given_again_total", mount.retries.delivered)
+        yield Sample("tiered_mount_pending_retries", mount.retries.pending)
     for server in mount.names.servers if mount.names is not None else []:
         yield Sample("tiered_mount_name_servers", not server.error, {"address": server.address})

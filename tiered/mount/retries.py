@@ -55,16 +55,21 @@ from tiered.format.record import (
     record_bytes,
 )
 from tiered.journal.append import JournalWriter
+from tiered.journal.checkpoint import trim_journal
 from tiered.journal.lease import Holder
+from tiered.keys import BUNDLE
 from tiered.local.catalog import RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
 from tiered.local.interface import RecordBatch
 from tiered.log.actions import BeginAnew, Expire, action_of
 from tiered.log.bundles import bundle_row
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.decode import TierBatch
+from tiered.log.expiry import plan_expiry
+from tiered.log.history import named_objects
 from tiered.log.parts import Incarnation
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
+from tiered.log.timers import HOUR_MS
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 from tiered.mount.protocol import Code, RefusalError
 
@@ -95,6 +100,9 @@ _QUEUE_MASK: Final = (1 << 21) - 1
 _SEGMENT_BYTES: Final = 64 << 20
 _SEGMENT_MS: Final = 3_600_000
 _PART_BYTES: Final = 1 << 40
+_OBJECTS_MAX: Final = 100_000
+_GRACE_MS: Final = 24 * HOUR_MS
+"""For who reads the log in another process."""
 _PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
 _IDLE_S: Final = 0.5
@@ -258,7 +266,7 @@ class RetryWriter:
             on_failure: Told of each try to write an entry that failed, and will be tried again.
         """
         self.stop = threading.Event()  # ends tries that are under way
-        self._bare, self._prefix, self._clock = bare, prefix, clock
+        self._bare, self._store, self._prefix, self._clock = bare, store, prefix, clock
         self._place, self._old_end = place, old_end
         self._journal: JournalWriter[TierState] = JournalWriter(
             bare,
@@ -392,6 +400,32 @@ class RetryWriter:
         if actions:
             self._append(actions)
 
+    def tidy(self, kept_ms: int) -> None:
+        """Give up whole segments that are older than that, and delete what no reader can have in hand any more.
+
+        Raises:
+            BackendError: The store did not answer; the next time is soon enough.
+        """
+        if self._uploader is None:
+            return
+        now_ms = self._clock.now_ms()
+        steps, _ = plan_expiry(
+            self.state,
+            now_ms,
+            lambda topic: None if topic == SCHEDULE_TOPIC else kept_ms,
+            objects_max=_OBJECTS_MAX,
+        )
+        if steps:
+            self._append([step.action() for step in steps])
+        # Bundles first: an entry that is gone names nothing, and what it named must not look like another's.
+        named = named_objects(self.state)
+        for info in list(self._store.list(self._prefix + BUNDLE)):
+            is_old = 0 <= info.modified_ms < now_ms - _GRACE_MS
+            if is_old and info.key.removeprefix(self._prefix) not in named:
+                self._store.delete(info.key)
+        if self._journal.write_checkpoint(force=True):
+            trim_journal(self._store, self._prefix, self._journal.number)
+
     def _said_anew(self, anew: Mapping[MessageQueue, QueueOffset]) -> Iterator[Action]:
         for queue, start in anew.items():
             number = self.state.queues[queue][-1].number + 1
@@ -474,6 +508,9 @@ class RetryLimits:
     pending_bytes_max: int = 64 << 20  # of these
     round_bytes: int = 4 << 20  # of a round, about
     answer_s: float = 2.5  # who sends back is answered by then; clients wait 3 to 5 s
+    kept_ms: int = 7 * 24 * HOUR_MS
+    """What groups may have been given again is given up when it is so old; brokers keep it for three days."""
+    tidy_s: float = 3600.0  # how often that is looked at
 
 
 @dataclass(slots=True, eq=False)
@@ -514,6 +551,7 @@ class RetryLog:
         self._count = self._bytes = 0
         self._wake: asyncio.Event | None = None
         self._is_stopping = False
+        self._tidied_s = clock.monotonic_s()
 
     def begin(self, consumed: Callable[[MessageQueue], int] = lambda _queue: 0) -> None:
         """Take the log over, and read what is pending. ``consumed``: as of ``RetryWriter.begin``."""
@@ -604,6 +642,7 @@ class RetryLog:
                 self._wake.clear()
                 try:
                     await self._round(thread)
+                    await self._tidy(thread)
                 except (BackendError, StoreUnavailableError) as error:
                     self._note(error)
                     await asyncio.sleep(pause_s)
@@ -611,6 +650,17 @@ class RetryLog:
                     self._wake.set()
                 else:
                     pause_s = _PAUSE_S
+
+    async def _tidy(self, thread: ThreadPoolExecutor) -> None:
+        """Now and then, between rounds."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._tidied_s >= self.limits.tidy_s and not self._is_stopping:
+            self._tidied_s = now_s
+            work = partial(self.writer.tidy, self.limits.kept_ms)
+            try:
+                await asyncio.get_running_loop().run_in_executor(thread, work)
+            except BackendError as error:
+                _LOG.info("old messages of the retry log stay for now: %s", error)
 
     def stop(self) -> None:
         """Take no more, and end when nobody waits."""
