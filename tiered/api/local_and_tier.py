@@ -50,12 +50,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backends.base import ObjectStore
+    from fetcher.message_store import LocalMessages
     from fetcher.statuses import KeyQuery, Policy
     from tiered.api.broker_place import Place
     from tiered.index.lookup import Lookup
-    from tiered.local.interface import LocalStore, RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.broker_tables import Handover
-    from tiered.model import MessageQueue
+    from tiered.model import MessageQueue, QueueBounds
 
 _LOG = logging.getLogger("tiered.read")
 REFRESH_SECONDS = 5.0
@@ -72,6 +73,13 @@ class OpenMessageStore(TieredMessageStore):
     def tiered_queues(self) -> Iterable[MessageQueue]:
         """The queues that the tier has, as last seen."""
         return self.opened.state.queues
+
+    def put_beside(
+        self, local: LocalMessages, bounds: Callable[[MessageQueue], QueueBounds | None]
+    ) -> None:
+        """Read these from now on with the tier, in the place of a broker's store. Before anything is read."""
+        self.local = LocalSide(local, bounds=bounds)
+        self._local_keys = LocalKeys(local, self._clock).find
 
     def handover(self) -> Handover | None:
         """What the broker knew when it was decommissioned; None: it was not."""
@@ -276,7 +284,7 @@ class LocalKeys:
     """Looks keys up in what of a broker's store is not in the tier yet. For any thread; nothing is kept."""
 
     def __init__(
-        self, store: LocalStore, clock: Clock, *, scan_bytes_max: int = LOCAL_SCAN_BYTES_MAX
+        self, store: LocalMessages, clock: Clock, *, scan_bytes_max: int = LOCAL_SCAN_BYTES_MAX
     ) -> None:
         """Ask nothing yet.
 

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
+from tiered.api.broker_place import mounts_below
 from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import EPOCH, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.replay import JournalReader, UnknownActionError
-from tiered.keys import JOURNAL, MOUNT, unescape_name
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
 
@@ -234,13 +234,7 @@ def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values
 
 def mounts_with_offsets(store: ObjectStore, prefix: str) -> list[str]:
     """Names of the mounts that have kept offsets of a broker's tier; of one that is shared with ``/address``. Sorted."""
-    found = set()
-    for info in store.list(prefix + MOUNT):
-        place, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
-        if journal:
-            name, _, member = place.partition("/shared/")
-            found.add("/".join(map(unescape_name, (name, member) if member else (name,))))
-    return sorted(found)
+    return [name for name, below in mounts_below(store, prefix) if not below]
 
 
 @contextlib.contextmanager

@@ -63,6 +63,7 @@ class Answered:
     note: str = ""  # what there is to know of the answer; may be empty
 
 
+SEND_MESSAGE: Final = 10
 PULL_MESSAGE: Final = 11
 QUERY_MESSAGE: Final = 12
 QUERY_CONSUMER_OFFSET: Final = 14
@@ -77,6 +78,7 @@ GET_EARLIEST_MSG_STORETIME: Final = 32
 VIEW_MESSAGE_BY_ID: Final = 33
 HEART_BEAT: Final = 34
 UNREGISTER_CLIENT: Final = 35
+CONSUMER_SEND_MSG_BACK: Final = 36
 GET_CONSUMER_LIST_BY_GROUP: Final = 38
 NOTIFY_CONSUMER_IDS_CHANGED: Final = 40
 LOCK_BATCH_MQ: Final = 41
@@ -100,6 +102,7 @@ GET_SYSTEM_TOPIC_LIST_FROM_NS: Final = 304
 GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Final = 305
 GET_CONSUMER_RUNNING_INFO: Final = 307
 CONSUME_MESSAGE_DIRECTLY: Final = 309
+SEND_MESSAGE_V2: Final = 310
 GET_BROKER_CONSUME_STATS: Final = 317
 QUERY_CONSUME_QUEUE: Final = 321
 GET_ALL_PRODUCER_INFO: Final = 328
@@ -117,10 +120,11 @@ _HELD = (
 )
 _POP = "Popping keeps its state as messages, and a mount writes none."
 _POPPED = "`POLLING_TIMEOUT` (no message), if a live broker of the cluster has the topic; else `REQUEST_CODE_NOT_SUPPORTED`."
-_BACK = "The client sends the message to `%RETRY%<group>` of another broker, or tries again by itself after 5 s."
+_BACK = "Kept in the retry log; with `--no-state` `NO_PERMISSION`."
+_SEND = "But to `%RETRY%<group>`, as consumers do that could not send back: kept in the retry log."
 
 REQUESTS: Final[tuple[Answered, ...]] = (
-    Answered(10, "SEND_MESSAGE", _R),
+    Answered(SEND_MESSAGE, "SEND_MESSAGE", _R, _SEND),
     Answered(PULL_MESSAGE, "PULL_MESSAGE", _S, _HELD),
     Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
     Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
@@ -137,7 +141,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", _S, "By its place in the log. Clients dial the address in the id."),
     Answered(HEART_BEAT, "HEART_BEAT", _S),
     Answered(UNREGISTER_CLIENT, "UNREGISTER_CLIENT", _S),
-    Answered(36, "CONSUMER_SEND_MSG_BACK", _R, _BACK),
+    Answered(CONSUMER_SEND_MSG_BACK, "CONSUMER_SEND_MSG_BACK", _S, _BACK),
     Answered(37, "END_TRANSACTION", _R),
     Answered(GET_CONSUMER_LIST_BY_GROUP, "GET_CONSUMER_LIST_BY_GROUP", _S),
     Answered(LOCK_BATCH_MQ, "LOCK_BATCH_MQ", _S, "For orderly consumers; a lock lasts 60 s."),
@@ -162,7 +166,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(GET_SYSTEM_TOPIC_LIST_FROM_BROKER, "GET_SYSTEM_TOPIC_LIST_FROM_BROKER", _S, "There are none."),
     Answered(GET_CONSUMER_RUNNING_INFO, "GET_CONSUMER_RUNNING_INFO", _S, "Asked of the client."),
     Answered(CONSUME_MESSAGE_DIRECTLY, "CONSUME_MESSAGE_DIRECTLY", _S, "The message, by its offset id, goes to the client."),
-    Answered(310, "SEND_MESSAGE_V2", _R),
+    Answered(SEND_MESSAGE_V2, "SEND_MESSAGE_V2", _R, _SEND),
     Answered(GET_BROKER_CONSUME_STATS, "GET_BROKER_CONSUME_STATS", _S, _TIMES),
     Answered(320, "SEND_BATCH_MESSAGE", _R),
     Answered(QUERY_CONSUME_QUEUE, "QUERY_CONSUME_QUEUE", _S, "Some items; places are those in the old broker's log."),

@@ -449,6 +449,11 @@ class Puller:
             if self._end(queue) != end:
                 self._wake(queue)
 
+    def moved(self, queue: MessageQueue) -> None:
+        """A queue has more, of which the tier's journal says nothing."""
+        if queue in self._held:
+            self._wake(queue)
+
     def _end(self, queue: MessageQueue) -> int:
         return self._store.max_offset(queue.topic, queue.queue_id)
 

@@ -1,0 +1,128 @@
+"""Consumers send messages back to a mount, over the wire: given out again, dead letters, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from support.mounts import Client, Mounted, mounted, records, tier_of
+from support.waiting import until
+
+from tiered.format.record import Record, decode_record
+from tiered.mount import protocol
+from tiered.mount.protocol import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Mounted]:
+    """A tier of a captured store that is being served."""
+    _, url = tier_of("s01-basic", tmp_path)
+    with mounted(url) as found:
+        yield found
+
+
+def given(client: Client, topic: str, offset: int = 0) -> Record:
+    """The message at an offset of the first queue, waited for."""
+    answer = client.pull(topic, 0, offset, sysFlag=6)
+    assert answer.code == Code.SUCCESS, answer.remark
+    found = records(answer.text())[0]
+    assert found.queue_offset == offset
+    return found
+
+
+def back(client: Client, record: Record, **fields: object) -> int:
+    asked = {
+        "group": "g",
+        "offset": record.physical_offset,
+        "delayLevel": 1,
+        "originTopic": "orders",
+    }
+    return client.ask(protocol.CONSUMER_SEND_MSG_BACK, **(asked | fields)).code
+
+
+def test_a_message_that_is_sent_back_comes_again_from_the_retry_topic_until_it_is_a_dead_letter(
+    served: Mounted,
+) -> None:
+    with served.client() as client:
+        assert not client.heartbeat("c", "g", "orders").code
+        first = given(client, "orders", 7)
+        assert back(client, first, maxReconsumeTimes=1) == Code.SUCCESS
+        again = given(client, "%RETRY%g")  # held until its second is over
+        assert (again.body, again.reconsume_times) == (first.body, 1)
+        assert again.store_timestamp_ms >= first.store_timestamp_ms
+        assert again.properties["RETRY_TOPIC"] == "orders"
+        assert again.store_host == served.mount.address
+        assert back(client, again, maxReconsumeTimes=1, delayLevel=0) == Code.SUCCESS
+        dead = given(client, "%DLQ%g")
+        assert (dead.body, dead.reconsume_times) == (first.body, 2)
+        viewed = client.ask(protocol.VIEW_MESSAGE_BY_ID, offset=dead.physical_offset)
+        assert decode_record(viewed.text()).topic == "%DLQ%g"
+        unique = first.properties["UNIQ_KEY"]
+        asked = {"topic": "%DLQ%g", "key": unique, "maxNum": 9, "_UNIQUE_KEY_QUERY": "true"}
+        assert decode_record(client.ask(protocol.QUERY_MESSAGE, **asked).text()).topic == "%DLQ%g"
+
+
+def test_what_is_kept_is_served_by_the_next_mount(served: Mounted) -> None:
+    url = served.mount.store.opened.store.url
+    with served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        assert back(client, given(client, "orders"), delayLevel=-1) == Code.SUCCESS
+        assert back(client, given(client, "orders", 1), delayLevel=1) == Code.SUCCESS
+    served.stop()
+    served.mount.close()
+    with mounted(url) as other, other.client() as client:
+        assert given(client, "%DLQ%g").queue_offset == 0
+        client.heartbeat("c", "g", "orders")
+        assert given(client, "%RETRY%g").reconsume_times == 1
+        route = json.loads(client.ask(protocol.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%g").text())
+        assert [queue["perm"] for queue in route["queueDatas"]] == [6]
+
+
+def test_an_orderly_consumer_sends_to_the_retry_topic_and_it_is_a_dead_letter_at_once(
+    served: Mounted,
+) -> None:
+    said = {
+        "b": "%RETRY%g",
+        "e": 0,
+        "f": 0,
+        "g": 5,
+        "h": 0,
+        "j": 17,
+        "l": 16,
+        "i": "DELAY\x013\x02TAGS\x01x\x02",
+    }
+    with served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        answer = client.ask(protocol.SEND_MESSAGE_V2, b"too often", **said)
+        assert (answer.code, answer.fields["queueOffset"]) == (Code.SUCCESS, "0")
+        assert given(client, "%DLQ%g").body == b"too often"
+        answer = client.ask(
+            protocol.SEND_MESSAGE_V2, b"again", **(said | {"j": 1, "i": "DELAY\x011\x02"})
+        )
+        assert answer.code == Code.SUCCESS
+        assert given(client, "%RETRY%g").body == b"again"
+        assert (
+            client.ask(protocol.SEND_MESSAGE_V2, b"x", **(said | {"b": "orders"})).code
+            == Code.NO_PERMISSION
+        )
+
+
+def test_with_no_state_nothing_is_taken(tmp_path: Path) -> None:
+    _, url = tier_of("s01-basic", tmp_path)
+    with mounted(url, keeps_offsets=False) as served, served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        assert back(client, given(client, "orders")) == Code.NO_PERMISSION
+
+
+def test_a_message_that_is_not_there_is_not_taken(served: Mounted) -> None:
+    with served.client() as client:
+        asked = {"group": "g", "offset": 3, "delayLevel": 1, "originTopic": "orders"}
+        assert client.ask(protocol.CONSUMER_SEND_MSG_BACK, **asked).code == Code.SYSTEM_ERROR
+        asked["offset"] = (1 << 62) + 3
+        assert client.ask(protocol.CONSUMER_SEND_MSG_BACK, **asked).code == Code.SYSTEM_ERROR
+    until(lambda: not served.errors, "it goes on")
