@@ -273,6 +273,27 @@ MOUNT_METRICS: tuple[Metric, ...] = (
         _C,
         "Queue offsets passed over since they hold no message: recorded gaps and damaged records, not what was compacted.",
     ),
+    Metric(
+        "tiered_mount_read_bytes_total",
+        _C,
+        "Bytes of records given out, by where they were read: `tier`, or `local`, the broker's store beside a replica.",
+        ("side",),
+    ),
+    Metric(
+        "tiered_mount_replica_handed_back_total",
+        _C,
+        "Pulls at a replica that were sent to the master.",
+    ),
+    Metric(
+        "tiered_mount_replica_passed_on_total",
+        _C,
+        "Requests that a replica had the master answer.",
+    ),
+    Metric(
+        "tiered_mount_replica_master_known",
+        _G,
+        "1 while a name server knows the master of a replica.",
+    ),
     Metric("tiered_mount_held_requests", _G, "Requests held at the end of a queue (long polling)."),
     Metric("tiered_mount_in_flight_bytes", _G, "Bytes of requests and answers under way."),
     Metric("tiered_mount_groups", _G, "Groups with consumers here."),

@@ -79,6 +79,35 @@ class MountOptions(ServingOptions):
         " of them; the first listens at the port of --listen, others at the next that are free",
         excludes="name consumer-offsets no-state shared cluster broker",
     )
+    replica_of_live: bool = flag(
+        "serve beside the living broker, as a read-only replica under its name: consumers that lag are sent here by the"
+        " broker (slaveReadEnable=true), and go back when they have caught up; offsets stay the broker's",
+        needs="namesrv",
+        excludes="name shared auto share-topics topics",
+    )
+    broker_id: int = option(
+        "the replica's id, to which the broker sends laggards of a group (whichBrokerWhenConsumeSlowly)",
+        kinds.COUNT,
+        default=1,
+        needs="replica-of-live",
+    )
+    take_over: bool = flag(
+        "the broker is gone for good: serve in its place instead, if no name server knows one of that name",
+        needs="replica-of-live",
+    )
+    store: str | None = option(
+        "the living broker's store directory, only read, where this machine has it",
+        kinds.DIR,
+        needs="replica-of-live",
+        excludes="take-over",
+    )
+    read_policy: str = option(
+        "with --store, what is read from the tier: what the broker's disk has no more, that and what is not in memory,"
+        " or all that the tier has",
+        kinds.one_of("POLICY", "FORCE", "NOT_IN_MEM", "NOT_IN_DISK"),
+        default="FORCE",
+        needs="store",
+    )
     consumer_offsets: str | None = option(
         "a broker's config/consumerOffset.json: where groups go on that have no offsets in the"
         " mount's own place yet",
@@ -221,13 +250,19 @@ def observed(
 
 def read_settings(call: Call, options: MountOptions) -> MountSettings:
     """What the options say."""
+    from fetcher.statuses import Policy
     from tiered.mount.mount import MountSettings
     from tiered.mount.pulling import PullLimits
     from tiered.mount.server import ServerLimits
 
+    is_replica = options.replica_of_live and not options.take_over
     return taken(
         MountSettings,
         options,
+        replica_id=options.broker_id if is_replica else 0,
+        is_taking_over=options.take_over,
+        store_dir=options.store,
+        policy=Policy[options.read_policy],
         has_vip=not options.no_vip_channel,
         namesrv=options.namesrv or (),
         cluster=call.common.cluster,
@@ -235,7 +270,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         selects=topic_filter(options.topics),
         shares_topics=options.share_topics,
         is_shared=options.shared,
-        keeps_offsets=not options.no_state,
+        keeps_offsets=not (options.no_state or is_replica),
         known_offsets=known_offsets(options),
         wait=not options.no_wait,
         tls=tls_context(options),
@@ -298,6 +333,10 @@ def tell(call: Call, options: MountOptions, mount: Mount) -> None:
         f"tiered: serving {mount.store.opened.meter.url} as {place.cluster}/{mount.name} at {mount.address}:"
         f" {counted(len(topics), 'topic')}, {counted(len(queues), 'queue')}, read-only"
     )
+    if mount.master is not None:
+        call.say(
+            f"tiered: replica {options.broker_id} of the living broker at {mount.master.address}"
+        )
     for glob in unmatched(options.topics, topics):
         call.say(f"tiered: no topic matches --topics {glob} yet")
     if mount.handover is not None:

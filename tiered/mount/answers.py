@@ -272,7 +272,7 @@ class Answers:
         said = {
             "brokerName": self.identity.broker,
             "brokerClusterName": self.identity.cluster,
-            "brokerId": name_servers.MASTER,
+            "brokerId": self.identity.broker_id,
             "brokerPermission": READ,
             "listenPort": self.identity.address.rpartition(":")[2],
             "brokerIP1": self.identity.address.rpartition(":")[0].strip("[]"),
@@ -282,6 +282,8 @@ class Answers:
             "autoCreateSubscriptionGroup": "true",
             **_OF_ANY_BROKER,
         }
+        if self.identity.broker_id != name_servers.MASTER:
+            said |= {"brokerRole": "SLAVE", "slaveReadEnable": "true"}
         body = "".join(f"{name}={value}\n" for name, value in said.items()).encode()
         version = as_json(self.topics.data_version()).decode()
         return Command(Code.SUCCESS, fields={"version": version}, body=(body,))
@@ -290,7 +292,7 @@ class Answers:
         """GET_BROKER_RUNTIME_INFO."""
         table = dict.fromkeys(_NOTHING, "0")
         table |= {
-            "brokerVersionDesc": f"tiered {__version__}, read-only mount",
+            "brokerVersionDesc": f"tiered {__version__}, read-only {self.identity.kind}",
             "brokerVersion": str(VERSION),
             "brokerActive": "true",
             "bootTimestamp": str(self.began_ms),

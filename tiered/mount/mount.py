@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings
+from fetcher.statuses import Policy
 from tiered.addresses import Address
 from tiered.api.broker_place import require_conditional_writes
 from tiered.api.local_and_tier import open_message_store
@@ -42,10 +43,11 @@ from tiered.local.catalog import reason_left_out
 from tiered.metrics import Sample
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks, Relays
-from tiered.mount.name_servers import Identity, MountedTopics, NameServers
+from tiered.mount.name_servers import BESIDE_S, Identity, MountedTopics, NameServers
 from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
 from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
+from tiered.mount.replica import LiveMaster, ReplicaPuller
 from tiered.mount.retries import RetryLimits, RetryLog, RetryWriter, consumed_of
 from tiered.mount.sending_back import SendingBack
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
@@ -64,6 +66,7 @@ _LOG = logging.getLogger("tiered.mount")
 LOOK_S: Final = 0.25
 """How often held requests are held against what has been seen of the tier."""
 TIDY_S: Final = 5.0
+REGISTER_S: Final = 30.0
 RESIDENT: Final = "tiered_resident_bytes"
 VIP_BELOW: Final = 2
 """The port that clients call the VIP channel is so far below the one that they are told."""
@@ -89,6 +92,10 @@ class MountSettings:
     """Others serve the same tier under the same name, to clients of other name servers: this one has a place of its
     own, by its address."""
     needs_handover: bool = False  # serve only what was decommissioned
+    replica_id: int = 0  # a replica of this id beside the living broker; 0: in its place
+    is_taking_over: bool = False  # each name server has to say first that the broker is gone
+    store_dir: str | None = None  # the broker's store, where a replica can see it
+    policy: Policy = Policy.FORCE  # when the tier is read, with a store beside it
     keeps_offsets: bool = True
     """Offsets of consumers are kept in the tier; else in memory alone, and nothing is written."""
     known_offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
@@ -154,6 +161,7 @@ class Mount:
         self.names: NameServers | None = None
         self.server: RemotingServer | None = None
         self.puller: Puller | None = None
+        self.master: LiveMaster | None = None  # beside which we are
         self._settings = settings
         self._clock = clock
         self._stopping = stopping
@@ -188,8 +196,9 @@ class Mount:
         stopping = stopping or threading.Event()
         with ExitStack() as opened:
             store = open_message_store(
-                None,
+                settings.store_dir,
                 url,
+                policy=settings.policy,
                 cluster=settings.cluster,
                 broker=settings.broker,
                 options=options or S3Options(),
@@ -342,7 +351,8 @@ class Mount:
     async def _begin(self, readers: ThreadPoolExecutor) -> NameServers:
         """Listen, and tell name servers."""
         settings = self._settings
-        self.puller = Puller(
+        kind = ReplicaPuller if settings.replica_id else Puller
+        self.puller = kind(
             self.store,
             self.topics,
             self.consumers,
@@ -360,10 +370,9 @@ class Mount:
         host, told = settings.advertise or (_own_host(settings), 0)
         port = told or port
         self.address = str(Address(host, port))
-        identity = Identity(self.store.opened.place.cluster, self.name, self.address)
-        self.names = NameServers(
-            settings.namesrv, identity, self.topics, is_sharing=settings.shares_topics
-        )
+        cluster, own_id = self.store.opened.place.cluster, str(settings.replica_id)
+        identity = Identity(cluster, self.name, self.address, own_id)
+        self.names = self._names_of(identity)
         answers = Answers(
             self.store,
             identity,
@@ -389,14 +398,18 @@ class Mount:
             groups,
         )
         relays = Relays(self.consumers, identity.broker, queries.record_at)
+        masters = self.master.handlers() if self.master is not None else {}
         self.server.handlers = {
             **answers.handlers(),
             **queries.handlers(),
             **relays.handlers(),
             **self._sending_back(queries, readers).handlers(),
+            **masters,
         }
         # Last: from here on clients come, and all that answers them is there.
         await self.names.begin()
+        if self.master is not None:
+            await self.master.check()
         return self.names
 
     def _sending_back(self, queries: Queries, readers: ThreadPoolExecutor) -> SendingBack:
@@ -413,6 +426,21 @@ class Mount:
             queries.group_configs_known,
         )
 
+    def _names_of(self, identity: Identity) -> NameServers:
+        """Who tells name servers; a replica has to know its master."""
+        if isinstance(self.puller, ReplicaPuller):
+            self.master = LiveMaster(identity, self._clock)
+            self.puller.beside(self.master)
+        return NameServers(
+            self._settings.namesrv,
+            identity,
+            self.topics,
+            interval_s=BESIDE_S if self.master else REGISTER_S,
+            is_sharing=self._settings.shares_topics,
+            is_taking_over=self._settings.is_taking_over,
+            live=self.master,
+        )
+
     async def _drain(
         self, saver: ThreadPoolExecutor, retrying: asyncio.Future[None] | None
     ) -> None:
@@ -422,6 +450,8 @@ class Mount:
         # Clients leave by themselves when name servers no longer name us, so they are told first.
         if self.names is not None:
             await self.names.unregister()
+        if self.master is not None:
+            self.master.close()
         is_answered = True
         if self.puller is not None and self.server is not None:
             self.puller.close()
@@ -626,6 +656,12 @@ def _client_samples(mount: Mount) -> Iterator[Sample]:
     yield Sample("tiered_mount_sent_bytes_total", server.counters.sent_bytes)
     yield Sample("tiered_mount_held_requests", puller.held)
     yield Sample("tiered_mount_skipped_messages_total", puller.skipped)
+    for side, size_bytes in puller.read_bytes.copy().items():
+        yield Sample("tiered_mount_read_bytes_total", size_bytes, {"side": side.value})
+    if isinstance(puller, ReplicaPuller):
+        yield Sample("tiered_mount_replica_handed_back_total", puller.handed_back)
+        yield Sample("tiered_mount_replica_passed_on_total", puller.master.passed.total())
+        yield Sample("tiered_mount_replica_master_known", bool(puller.master.address))
     for status, count in puller.found.copy().items():
         yield Sample("tiered_mount_pulls_total", count, {"status": status.name})
 

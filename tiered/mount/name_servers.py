@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import logging
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zlib_ng import zlib_ng
 
@@ -206,6 +206,8 @@ def queue_count(config: Mapping[str, Any]) -> int:
 
 _LOG = logging.getLogger("tiered.mount")
 ASK_S: Final = 3.0
+BESIDE_S: Final = 5.0
+"""How often a replica registers again, and sees whether its master is still there."""
 KNOWN_S: Final = 5.0
 """How long a topic's queues are used before they are asked for again."""
 ROUTES_MAX: Final = 1024
@@ -243,6 +245,12 @@ class Identity:
     cluster: str  # name of the cluster
     broker: str  # name of the broker
     address: str  # ``host:port`` at which clients reach it
+    broker_id: str = MASTER  # another: a replica beside the living master
+
+    @property
+    def kind(self) -> str:
+        """What we are, for people."""
+        return "mount" if self.broker_id == MASTER else "replica"
 
     def fields(self) -> dict[str, str]:
         """As requests to a name server name a broker."""
@@ -250,8 +258,29 @@ class Identity:
             "brokerName": self.broker,
             "brokerAddr": self.address,
             "clusterName": self.cluster,
-            "brokerId": MASTER,
+            "brokerId": self.broker_id,
         }
+
+
+class Beside(Protocol):
+    """The living master of a replica, as far as name servers matter."""
+
+    @property
+    def address(self) -> str:
+        """Of the master; empty: no name server knows one."""
+
+    @property
+    def has_to_leave(self) -> bool:
+        """Whether name servers must not know the replica now."""
+
+    def note(self, name_server: str, known: Mapping[str, Any]) -> None:
+        """Take over what a name server knows of the name; FencedError: another has the replica's place."""
+
+    def fields(self) -> dict[str, str]:
+        """What the registration says beside who it is."""
+
+    def registration(self, data_version: Mapping[str, int]) -> bytes:
+        """The body of the registration."""
 
 
 class NameServer:
@@ -328,12 +357,17 @@ class NameServers:
         *,
         interval_s: float = 30.0,
         is_sharing: bool = False,
+        is_taking_over: bool = False,
+        live: Beside | None = None,
     ) -> None:
         """Tell nobody yet.
 
         Args:
             is_sharing: Also with topics that a live broker has.
+            is_taking_over: Each name server has to say that there is no such broker.
+            live: The master beside which we are a replica; None: we are in its place.
         """
+        self._is_taking_over, self._live = is_taking_over, live
         # Topics that a live broker of the cluster has as well.
         self.shared: frozenset[str] = frozenset()
         self._is_sharing = is_sharing
@@ -355,11 +389,32 @@ class NameServers:
         Raises:
             FencedError: A broker of this name lives.
         """
+        if self._is_taking_over or self._live is not None:
+            await self._find_master()
         await self.survey()
         await self.register()
         if self.servers and all(server.error for server in self.servers):
             raise StoreUnavailableError(
                 self.servers[0].error, where="--namesrv", do="check the addresses"
+            )
+
+    async def _find_master(self) -> None:
+        """Be sure that there is one, or that there is none."""
+        asking = (self._require_free(server) for server in self.servers)
+        for error in await asyncio.gather(*asking, return_exceptions=True):
+            if error is not None and not isinstance(error, NameServerError):
+                raise error
+            if error is not None and self._is_taking_over:
+                raise StoreUnavailableError(
+                    f"whether the broker lives is not known: {error}",
+                    where="--take-over",
+                    do="have all name servers answer, or name those that do",
+                )
+        if self._live is not None and not self._live.address:
+            raise StoreUnavailableError(
+                f"no living master is known: {self._identity.cluster}/{self._identity.broker}",
+                where="--namesrv",
+                do="start the broker; or, if it is gone for good, add --take-over to serve in its place",
             )
 
     async def run(self) -> None:
@@ -382,6 +437,8 @@ class NameServers:
 
     async def survey(self) -> None:
         """Find out which topics live brokers of the cluster have as well, and leave these to them."""
+        if self._live is not None:
+            return
         now_s = asyncio.get_running_loop().time()
         found = await asyncio.gather(*(self._others_topics(*one) for one in self._addresses))
         self._seen_s |= dict.fromkeys((topic for topics in found for topic in topics), now_s)
@@ -428,9 +485,13 @@ class NameServers:
     async def _register(self, server: NameServer) -> None:
         try:
             await self._require_free(server)
+            await self._leave_if_alone(server)
             body = self._topics.registration()
+            if self._live is not None:
+                body = self._live.registration(self._topics.data_version())
             fields = {
                 **self._identity.fields(),
+                **(self._live.fields() if self._live is not None else {}),
                 "haServerAddr": self._identity.address,
                 "compressed": "false",
                 "bodyCrc32": str(zlib_ng.crc32(body) & CRC_MASK),
@@ -448,12 +509,21 @@ class NameServers:
                 _LOG.info("registered with name server %s", server.address)
             server.error = ""
 
+    async def _leave_if_alone(self, server: NameServer) -> None:
+        """Where a replica would be taken for the master that has gone, it is not registered."""
+        if self._live is not None and self._live.has_to_leave:
+            await server.ask(protocol.UNREGISTER_BROKER, self._identity.fields())
+            raise NameServerError("the master is gone; registered again when it is back")
+
     async def _require_free(self, server: NameServer) -> None:
         """Find out that nobody else has our name."""
         answer = await server.ask(protocol.GET_BROKER_CLUSTER_INFO, {})
         try:
             table = loads(answer.text()).get("brokerAddrTable") or {}
             known = table.get(self._identity.broker) or {}
+            if self._live is not None:
+                self._live.note(server.address, known)
+                return
             others = sorted(
                 set((known.get("brokerAddrs") or {}).values()) - {self._identity.address}
             )
@@ -576,5 +646,5 @@ def _broker(identity: Identity) -> dict[str, Any]:
     return {
         "cluster": identity.cluster,
         "brokerName": identity.broker,
-        "brokerAddrs": {MASTER: identity.address},
+        "brokerAddrs": {identity.broker_id: identity.address},
     }

@@ -187,6 +187,7 @@ class Puller:
         self.found: Counter[GetStatus] = Counter()  # how many reads ended how, by status
         # Queue offsets that were passed over since they hold no message, but for what was compacted.
         self.skipped = 0
+        self.read_bytes: Counter[Side] = Counter()  # of records given out, by where they were read
         self._store = store
         self._topics = topics
         self._consumers = consumers
@@ -284,6 +285,8 @@ class Puller:
 
     def _answer(self, wanted: Pull, result: GetResult) -> Command:
         self.found[result.status] += 1
+        for chunk in result.chunks:
+            self.read_bytes[chunk.side] += int(chunk.records.sizes[chunk.items].sum())
         if result.missing:
             # Compaction is not a loss: a reader is given what has taken the place.
             lost = (gap for gap in result.missing if gap.reason != COMPACTED)
@@ -295,6 +298,10 @@ class Puller:
 
         It answers what a read by the message store would, which takes several times as long.
         """
+        if self._store.local is not None:
+            return (
+                None  # what is at hand is of the tier, and where it is read is a matter of policy
+            )
         state = self._store.opened.state
         if state is not self._handed:
             # Also where a queue begins and ends is told of it.
@@ -316,6 +323,7 @@ class Puller:
         if not asked.try_room(cut[0].nbytes):
             return None
         self.found[GetStatus.FOUND] += 1
+        self.read_bytes[Side.TIER] += cut[0].nbytes
         fields = _places(cut[1], handout.low, handout.high)
         return Command(Code.SUCCESS, remark=FOUND, fields=fields, body=(cut[0],))
 
