@@ -40,6 +40,8 @@ from tiered.errors import InvalidError, TieredStoreError
 from tiered.keys import mount_prefix
 from tiered.local.catalog import reason_left_out
 from tiered.metrics import Sample
+from tiered.mount.acl import Reason
+from tiered.mount.acl_files import CHANGE_S, AccessGuard
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks, Relays
 from tiered.mount.name_servers import Identity, MountedTopics, NameServers
@@ -51,6 +53,7 @@ from tiered.mount.server import OTHER, RemotingServer, ServerLimits
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from tiered.api.local_and_tier import OpenMessageStore
     from tiered.journal.lease import LeaseState
@@ -98,6 +101,10 @@ class MountSettings:
     memory_bytes: int = MEMORY_BYTES  # for reading the tier
     readers: int = 16  # threads that read
     tls: ssl.SSLContext | None = None  # for connections of clients
+    acl: Path | None = (
+        None  # rules, or secrets for those that the broker left; None: there are none
+    )
+    is_open: bool = False  # anybody is served, though the broker left rules
     server: ServerLimits = field(default_factory=ServerLimits)  # limits of clients
     pulls: PullLimits = field(default_factory=PullLimits)  # limits of pulling
 
@@ -148,6 +155,7 @@ class Mount:
         self.names: NameServers | None = None
         self.server: RemotingServer | None = None
         self.puller: Puller | None = None
+        self.guard = _guard(store, handover, settings)  # lets requests through; None: all
         self._settings = settings
         self._clock = clock
         self._stopping = stopping
@@ -310,6 +318,8 @@ class Mount:
             self.is_serving = True
             ready(self)
             duties = [self._stop_now.wait(), names.run(), self._look(), self._tidy()]
+            if self.guard is not None:
+                duties.append(self._watch_rules(self.guard, readers))
             if self.keeper is not None:
                 duties += [self._save_now_and_then(saver), self._renew(leaser)]
             await _until_first(duties)
@@ -335,7 +345,10 @@ class Mount:
             clock=self._clock,
             limits=settings.pulls,
         )
-        self.server = RemotingServer({}, self._clock, settings.server, on_gone=self.consumers.gone)
+        guarding = {"guard": self.guard.check} if self.guard is not None else {}
+        self.server = RemotingServer(
+            {}, self._clock, settings.server, on_gone=self.consumers.gone, **guarding
+        )
         host, port = settings.listen
         # First: who is told the main port may use the other one at once.
         if settings.has_vip and port > VIP_BELOW:
@@ -408,6 +421,13 @@ class Mount:
             self.locks.expire()
             if self.topics.update(self.store.tiered_queues()) and self.names is not None:
                 self.names.change()
+
+    @staticmethod
+    async def _watch_rules(guard: AccessGuard, readers: ThreadPoolExecutor) -> None:
+        """Take over rules that change."""
+        while True:
+            await asyncio.sleep(CHANGE_S)
+            await asyncio.get_running_loop().run_in_executor(readers, guard.look)
 
     def _on_group(self, group: str) -> None:
         if self.topics.add_retry(group) and self.names is not None:
@@ -482,6 +502,22 @@ async def _until_first(duties: Sequence[Coroutine[None, None, object]]) -> None:
             raise error
 
 
+def _guard(
+    store: OpenMessageStore, handover: Handover | None, settings: MountSettings
+) -> AccessGuard | None:
+    """What lets requests through; None: nothing has to."""
+    kept = handover.acl if handover is not None else None
+    if settings.acl is not None:
+        return AccessGuard(settings.acl, store.opened.place.cluster, kept)
+    if kept is None or settings.is_open:
+        return None
+    raise InvalidError(
+        "the broker asked who its clients are, and left its rules in the tier without secrets",
+        where=store.opened.store.url,
+        do="name a file of secrets with --acl, or serve anybody with --no-acl",
+    )
+
+
 def _own_prefix(store: OpenMessageStore, settings: MountSettings) -> str:
     """Below which a mount keeps what it knows."""
     place, (host, port) = store.opened.place, settings.advertise or settings.listen
@@ -541,6 +577,11 @@ def _client_samples(mount: Mount) -> Iterator[Sample]:
     yield Sample("tiered_mount_sent_bytes_total", server.counters.sent_bytes)
     yield Sample("tiered_mount_held_requests", puller.held)
     yield Sample("tiered_mount_skipped_messages_total", puller.skipped)
+    guard = mount.guard
+    yield Sample("tiered_mount_rules_trouble", guard is not None and bool(guard.trouble))
+    for why in Reason:
+        count = guard.refused[why] if guard is not None else 0
+        yield Sample("tiered_mount_denied_requests_total", count, {"reason": why.value})
     for status, count in puller.found.copy().items():
         yield Sample("tiered_mount_pulls_total", count, {"status": status.name})
 
