@@ -43,8 +43,19 @@ TOOLS = {
     "airflow.txt": ["apache-airflow-core==3.3.2", "apache-airflow-providers-standard==1.21.0"],
 }
 EXTRAS = {
-    "test.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql", "test"],
-    "runtime.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql"],
+    "test.txt": [
+        "acl",
+        "bodies",
+        "charts",
+        "fsspec",
+        "iceberg",
+        "s3",
+        "s3fs",
+        "spark",
+        "sql",
+        "test",
+    ],
+    "runtime.txt": ["acl", "bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql"],
     "light.txt": [],
 }
 DIGEST = "# tables sha256: "

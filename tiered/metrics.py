@@ -250,6 +250,18 @@ MOUNT_METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_mount_requests_total", _C, "Requests of clients, by name.", ("request",)),
     Metric(
+        "tiered_mount_denied_requests_total",
+        _C,
+        "Requests refused by the rules of access (`--acl`): `unsigned` (no access key), `unknown` (nobody's access key, or a"
+        " disabled user), `signature` (a wrong one), `permission`.",
+        ("reason",),
+    ),
+    Metric(
+        "tiered_mount_rules_trouble",
+        _G,
+        "1 while the files of `--acl` have changed and cannot be read: the rules before stay in force.",
+    ),
+    Metric(
         "tiered_mount_request_seconds_total",
         _C,
         "From a request to its answer; the time that a request is held counts.",

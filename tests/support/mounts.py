@@ -32,6 +32,7 @@ from tiered.format.remoting import (
     frame_size,
 )
 from tiered.mount import protocol
+from tiered.mount.acl import ACCESS_KEY, SIGNATURE, sign
 from tiered.mount.mount import Mount, MountSettings
 from tiered.mount.protocol import Code
 
@@ -60,6 +61,8 @@ class Client:
     address: str
     form: Form = Form.ROCKETMQ
     told: list[Command] = field(default_factory=list)
+    access_key: str = ""  # empty: requests are not signed
+    secret: str = ""
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -69,11 +72,15 @@ class Client:
     def send(self, code: int, body: object = None, *, flag: int = 0, **fields: object) -> int:
         """Send a request; its number."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b""
+        said = {name: str(value) for name, value in fields.items()}
+        if self.access_key:
+            said[ACCESS_KEY] = self.access_key
+            said[SIGNATURE] = sign(said, [data], self.secret)
         request = Command(
             code,
             next(self._opaque),
             flag,
-            fields={name: str(value) for name, value in fields.items()},
+            fields=said,
             body=(data,) if data else (),
             form=self.form,
         )
@@ -170,8 +177,10 @@ class Mounted:
     thread: threading.Thread
     errors: list[BaseException]
 
-    def client(self, form: Form = Form.ROCKETMQ) -> Client:
-        return Client(self.mount.address, form)
+    def client(
+        self, form: Form = Form.ROCKETMQ, *, access_key: str = "", secret: str = ""
+    ) -> Client:
+        return Client(self.mount.address, form, access_key=access_key, secret=secret)
 
     def stop(self) -> None:
         """Drain."""

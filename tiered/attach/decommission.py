@@ -98,12 +98,17 @@ class Decommissioned:
 
 
 def decommission(
-    attachment: Attachment, directory: str, *, accepts_pending: bool
+    attachment: Attachment,
+    directory: str,
+    *,
+    accepts_pending: bool,
+    acl: Mapping[str, Any] | None = None,
 ) -> Decommissioned:
     """Hand a broker's place over to its tier. After ``Attachment.run`` with ``once``, before it is closed.
 
     Args:
         accepts_pending: What is near and not done is given up (it stays in the store's files), and is no obstacle.
+        acl: The broker's rules of access, without secrets; None: those that were kept before, if any.
     """
     found = tuple(
         _obstacles(attachment)
@@ -120,7 +125,7 @@ def decommission(
     if obstacles:
         return Decommissioned(near, obstacles, "")
     pending = tuple({"what": one.what, "count": one.count} for one in near.pending)
-    key = attachment.hand_over(replace(near.metadata, pending=pending))
+    key = attachment.hand_over(replace(near.metadata, pending=pending, acl=acl))
     return Decommissioned(near, (), key)
 
 

@@ -343,7 +343,7 @@ class Attachment:
         """Keep what the broker knew, and mark the tier as that of a broker that is gone. After ``run`` with ``once``.
 
         Where the very same is kept already nothing is written: under another key it would count anew, and take groups that
-        have gone on with a mount back to where they were with the broker.
+        have gone on with a mount back to where they were with the broker. Rules of access that are not given again stay.
 
         Returns:
             Key of the object, below the broker's prefix.
@@ -352,8 +352,12 @@ class Attachment:
             FencedError: Another writer has taken over.
             StoreUnavailableError: The store refuses us, did not answer for ``give_up_s``, or we were told to stop.
         """
-        if known := self._handed_over(metadata):
-            return known
+        with backend_errors(), contextlib.suppress(DataError):
+            known = read_handover(self._store, self.place.prefix, self._journal.state.store)
+            if known is not None:
+                metadata = replace(metadata, acl=metadata.acl or known.acl)
+                if replace(known, time_ms=metadata.time_ms) == metadata:
+                    return known.key
         # The object first, then the entry that names it: without an entry it does not exist (I5).
         dispatcher, data = self._running(), metadata.encode()
         key = handover_key("", metadata.time_ms, dispatcher.uploader.next_id())
@@ -371,14 +375,6 @@ class Attachment:
         if not done.is_set():
             raise StoreUnavailableError("we were told to stop before the mark was durable")
         return key
-
-    def _handed_over(self, metadata: Handover) -> str:
-        """Key of the object that says the same but for its time; empty: there is none, or it is damaged."""
-        with backend_errors(), contextlib.suppress(DataError):
-            known = read_handover(self._store, self.place.prefix, self._journal.state.store)
-            if known is not None and replace(known, time_ms=metadata.time_ms) == metadata:
-                return known.key
-        return ""
 
     @property
     def now_ms(self) -> int:

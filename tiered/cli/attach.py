@@ -31,7 +31,7 @@ from tiered.cli.values import Moment, counted, few, format_size, topic_filter, u
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tiered.addresses import Address
     from tiered.attach.decommission import Decommissioned
@@ -79,6 +79,13 @@ class AttachOptions(ServingOptions):
     )
     accept_pending: bool = flag(
         "with --decommission: give up what only the broker would have done, such as delayed messages that are not due",
+        needs="decommission",
+    )
+    acl_from: str | None = option(
+        "with --decommission: keep the broker's rules of access in the tier, too, never a secret: its plain_acl.yml or"
+        " conf/acl, or a file of users and rules of 5.x",
+        kinds.FILE,
+        default_text="none, or those that were kept before",
         needs="decommission",
     )
     timers: bool = flag(
@@ -273,7 +280,20 @@ def hand_over(options: AttachOptions, attachment: Attachment) -> Decommissioned 
     from tiered.attach.decommission import decommission
 
     accepts = options.accept_pending
-    return decommission(attachment, options.store, accepts_pending=accepts)
+    return decommission(
+        attachment, options.store, accepts_pending=accepts, acl=rules_of_access(options)
+    )
+
+
+def rules_of_access(options: AttachOptions) -> Mapping[str, Any] | None:
+    """Those of ``--acl-from``, without secrets."""
+    if options.acl_from is None:
+        return None
+    from pathlib import Path
+
+    from tiered.mount.acl_files import read_rules
+
+    return read_rules(Path(options.acl_from), "").document()
 
 
 def compacting(

@@ -142,6 +142,15 @@ class MountOptions(ServingOptions):
         kinds.SIZE,
         default=256 * _MIB,
     )
+    acl: str | None = option(
+        "who may ask what: a broker's plain_acl.yml or its directory conf/acl, users and rules of 5.x, or secrets for the"
+        " rules that the broker left; read again when it changes",
+        kinds.FILE,
+        default_text="anybody who reaches the address may read",
+    )
+    no_acl: bool = flag(
+        "serve anybody, though the broker had rules and left them in the tier", excludes="acl"
+    )
     tls_cert: str | None = option(
         "PEM file with the certificate to serve clients with, over TLS alone",
         kinds.FILE,
@@ -250,6 +259,8 @@ def observed(
 
 def read_settings(call: Call, options: MountOptions) -> MountSettings:
     """What the options say."""
+    from pathlib import Path
+
     from fetcher.statuses import Policy
     from tiered.mount.mount import MountSettings
     from tiered.mount.pulling import PullLimits
@@ -274,6 +285,8 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         known_offsets=known_offsets(options),
         wait=not options.no_wait,
         tls=tls_context(options),
+        acl=Path(options.acl) if options.acl is not None else None,
+        is_open=options.no_acl,
         server=ServerLimits(
             connections_max=options.connections, bytes_max=options.in_flight_size_bytes
         ),
@@ -346,6 +359,11 @@ def tell(call: Call, options: MountOptions, mount: Mount) -> None:
             if mount.inherited
             else "tiered: the broker was decommissioned: groups go on where they were here"
         )
+    if mount.guard is not None:
+        keys = counted(len(mount.guard.keys), "access key")
+        call.say(f"tiered: requests have to be signed: {keys} by {options.acl}")
+    elif options.no_acl:
+        call.say("tiered: anybody is served (--no-acl)")
     if mount.adopted:
         call.say(f"tiered: groups go on in {counted(mount.adopted, 'queue')} by --consumer-offsets")
     for server in mount.names.servers if mount.names is not None else []:

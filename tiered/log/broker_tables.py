@@ -44,6 +44,8 @@ class Handover:
     pending: Sequence[Mapping[str, Any]] = ()
     """What was not done when it was written, ``{"what": …, "count": …}`` each."""
     notes: Sequence[str] = ()  # what was met in the broker's tables, for people
+    acl: Mapping[str, Any] | None = None
+    """Who was allowed what, without secrets, as ``tiered.mount.acl`` has it; None: it is not known."""
     key: str = field(default="", compare=False)
     """Of the object it was read from, below the broker's prefix; not part of it."""
 
@@ -63,6 +65,7 @@ class Handover:
                 "delay_offsets": sorted(self.delay_offsets.items()),
                 "pending": list(self.pending),
                 "notes": list(self.notes),
+                **({"acl": self.acl} if self.acl is not None else {}),
             }
         )
 
@@ -82,6 +85,7 @@ class Handover:
                 {int(level): int(offset) for level, offset in document["delay_offsets"]},
                 tuple(dict(one) for one in document["pending"]),
                 tuple(str(note) for note in document["notes"]),
+                dict(document["acl"]) if "acl" in document else None,
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise OtherVersionError(

@@ -472,11 +472,11 @@ class Queries:
         Raises:
             RefusalError: There is none, or there are too many queues to search.
         """
-        names = [topic] if topic and topic in self.topics.queues else list(self.topics.queues)
+        names = [topic] if topic else list(self.topics.queues)
         queues = [
             MessageQueue(name, number)
             for name in names
-            for number in range(self.topics.queues[name])
+            for number in range(self.topics.queues.get(name, 0))
             if self.store.bounds(name, number) is not None
         ]
         if len(queues) > VIEWED_QUEUES_MAX:

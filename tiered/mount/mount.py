@@ -41,6 +41,8 @@ from tiered.errors import InvalidError, TieredStoreError
 from tiered.keys import RETRIES, mount_prefix
 from tiered.local.catalog import reason_left_out
 from tiered.metrics import Sample
+from tiered.mount.acl import Reason
+from tiered.mount.acl_files import CHANGE_S, AccessGuard
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks, Relays
 from tiered.mount.name_servers import BESIDE_S, Identity, MountedTopics, NameServers
@@ -55,6 +57,7 @@ from tiered.mount.server import OTHER, RemotingServer, ServerLimits
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from tiered.api.local_and_tier import OpenMessageStore
     from tiered.journal.lease import LeaseState
@@ -108,6 +111,10 @@ class MountSettings:
     memory_bytes: int = MEMORY_BYTES  # for reading the tier
     readers: int = 16  # threads that read
     tls: ssl.SSLContext | None = None  # for connections of clients
+    acl: Path | None = (
+        None  # rules, or secrets for those that the broker left; None: there are none
+    )
+    is_open: bool = False  # anybody is served, though the broker left rules
     server: ServerLimits = field(default_factory=ServerLimits)  # limits of clients
     pulls: PullLimits = field(default_factory=PullLimits)  # limits of pulling
     retries: RetryLimits = field(default_factory=RetryLimits)  # limits of what is sent back
@@ -162,6 +169,7 @@ class Mount:
         self.server: RemotingServer | None = None
         self.puller: Puller | None = None
         self.master: LiveMaster | None = None  # beside which we are
+        self.guard = _guard(store, handover, settings)  # lets requests through; None: all
         self._settings = settings
         self._clock = clock
         self._stopping = stopping
@@ -332,6 +340,8 @@ class Mount:
             self.is_serving = True
             ready(self)
             duties = [self._stop_now.wait(), names.run(), self._look(), self._tidy()]
+            if self.guard is not None:
+                duties.append(self._watch_rules(self.guard, readers))
             if self.keeper is not None:
                 duties += [self._save_now_and_then(saver), self._renew(leaser)]
             if retrying is not None:
@@ -361,7 +371,10 @@ class Mount:
             clock=self._clock,
             limits=settings.pulls,
         )
-        self.server = RemotingServer({}, self._clock, settings.server, on_gone=self.consumers.gone)
+        guarding = {"guard": self.guard.check} if self.guard is not None else {}
+        self.server = RemotingServer(
+            {}, self._clock, settings.server, on_gone=self.consumers.gone, **guarding
+        )
         host, port = settings.listen
         # First: who is told the main port may use the other one at once.
         if settings.has_vip and port > VIP_BELOW:
@@ -493,6 +506,13 @@ class Mount:
         if self.puller is not None:
             self.puller.moved(queue)
 
+    @staticmethod
+    async def _watch_rules(guard: AccessGuard, readers: ThreadPoolExecutor) -> None:
+        """Take over rules that change."""
+        while True:
+            await asyncio.sleep(CHANGE_S)
+            await asyncio.get_running_loop().run_in_executor(readers, guard.look)
+
     def _on_group(self, group: str) -> None:
         if self.topics.add_retry(group) and self.names is not None:
             self.names.change()
@@ -569,6 +589,22 @@ async def _until_first(duties: Sequence[Coroutine[None, None, object]]) -> None:
     for error in ended:
         if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
             raise error
+
+
+def _guard(
+    store: OpenMessageStore, handover: Handover | None, settings: MountSettings
+) -> AccessGuard | None:
+    """What lets requests through; None: nothing has to."""
+    kept = handover.acl if handover is not None else None
+    if settings.acl is not None:
+        return AccessGuard(settings.acl, store.opened.place.cluster, kept)
+    if kept is None or settings.is_open:
+        return None
+    raise InvalidError(
+        "the broker asked who its clients are, and left its rules in the tier without secrets",
+        where=store.opened.store.url,
+        do="name a file of secrets with --acl, or serve anybody with --no-acl",
+    )
 
 
 def _own_prefix(store: OpenMessageStore, settings: MountSettings) -> str:
@@ -662,6 +698,11 @@ def _client_samples(mount: Mount) -> Iterator[Sample]:
         yield Sample("tiered_mount_replica_handed_back_total", puller.handed_back)
         yield Sample("tiered_mount_replica_passed_on_total", puller.master.passed.total())
         yield Sample("tiered_mount_replica_master_known", bool(puller.master.address))
+    guard = mount.guard
+    yield Sample("tiered_mount_rules_trouble", guard is not None and bool(guard.trouble))
+    for why in Reason:
+        count = guard.refused[why] if guard is not None else 0
+        yield Sample("tiered_mount_denied_requests_total", count, {"reason": why.value})
     for status, count in puller.found.copy().items():
         yield Sample("tiered_mount_pulls_total", count, {"status": status.name})
 

@@ -456,8 +456,13 @@ class RemotingServer:
         limits: ServerLimits | None = None,
         *,
         on_gone: Callable[[Connection], None] = lambda _connection: None,
+        guard: Callable[[Command, str], None] = lambda _request, _peer: None,
     ) -> None:
-        """Listen at nothing yet."""
+        """Listen at nothing yet.
+
+        Args:
+            guard: Is shown each request and its client's address first; what it raises is the answer.
+        """
         self.limits = limits or ServerLimits()  # of what clients may take
         self.counters = Counters()  # what was done
         self.budget = Budget(self.limits.bytes_max)  # bytes of all connections
@@ -465,6 +470,7 @@ class RemotingServer:
         self.handlers = handlers  # by code; may be set until ``listen`` is called
         self.clock = clock  # measures
         self._on_gone = on_gone
+        self._guard = guard
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -592,6 +598,7 @@ class RemotingServer:
 
     def _dispatch(self, asked: Exchange) -> Handled:
         code = asked.request.code
+        self._guard(asked.request, asked.connection.peer)
         handler = self.handlers.get(code)
         if handler is not None:
             return handler(asked)
