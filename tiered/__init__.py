@@ -35,6 +35,11 @@ _LIES_IN: Final = {
 }
 
 
+def __dir__() -> list[str]:
+    """The names of the API, loaded or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> object:
     """A name of the API, imported when it is named: a command that writes needs nothing of what reads."""
     if name in _LIES_IN:

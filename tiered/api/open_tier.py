@@ -38,6 +38,7 @@ from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.log.decode import TierBatch
 from tiered.log.lineage import Isolation
 from tiered.log.reader import QueueReader, TierReader
+from tiered.model import MessageQueue, QueueBounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from tiered.log.cursor import QueueCursor
     from tiered.log.parts import Gap
     from tiered.log.state import TierState
-    from tiered.model import MessageQueue, QueueOffset
+    from tiered.model import QueueOffset
 
 _FOLDER = "file:"
 LOOKUP_THREADS = 8
@@ -125,6 +126,15 @@ class OpenTier:
     def state(self) -> TierState:
         """What the journal says, as of opening or the last ``refresh``."""
         return self.reader.state
+
+    def queues(self, topic: str | None = None) -> list[MessageQueue]:
+        """The queues of a topic, or of all, in order."""
+        return sorted(q for q in self.state.queues if topic in {None, q.topic})
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """Queue offsets ``[min, end)`` that can be read, as of opening or the last ``refresh``."""
+        cursor = self.reader.cursor(MessageQueue(topic, queue_id))
+        return QueueBounds(cursor.low, cursor.end)
 
     def refresh(self) -> bool:
         """See what was committed since; whether there was anything."""

@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Parts
@@ -161,7 +161,7 @@ class RestorePlan:
     or are not selected."""
 
 
-def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
+def plan_restore(tier: OpenTier, selection: RestoreSelection) -> RestorePlan:
     """Say what a restore would do."""
     kind, what = tier.state.store.get("kind"), "restoring writes a store of RocketMQ"
     require_rocketmq(kind, what, tier.store.url, "give the tier of a RocketMQ broker")
@@ -210,7 +210,7 @@ def building(directory: str) -> Path:
     return target.with_name(target.name + SUFFIX)
 
 
-def _choose_mount(tier: Tier, wanted: str) -> tuple[str, tuple[str, ...]]:
+def _choose_mount(tier: OpenTier, wanted: str) -> tuple[str, tuple[str, ...]]:
     """The mount of which offsets are taken, and those of which none are."""
     with backend_errors():
         there = mounts_with_offsets(tier.store, tier.place.prefix)
@@ -224,7 +224,7 @@ def _choose_mount(tier: Tier, wanted: str) -> tuple[str, tuple[str, ...]]:
     return chosen, tuple(name for name in there if name != chosen)
 
 
-def _span(tier: Tier, queue: MessageQueue, selection: RestoreSelection) -> Span:
+def _span(tier: OpenTier, queue: MessageQueue, selection: RestoreSelection) -> Span:
     """Of one queue, from the first message in time to the first behind it."""
     cursor = tier.reader.cursor(queue)
     start: int = cursor.low
@@ -384,7 +384,7 @@ class Restore:
 
     def __init__(
         self,
-        tier: Tier,
+        tier: OpenTier,
         plan: RestorePlan,
         directory: str,
         options: StoreOptions,
