@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from tiered.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tiered.api.aio import AsyncTier, open_async
     from tiered.api.message import Message
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncTier", "Message", "Tier", "open", "open_async"]
 
 __distribution__ = "tieredmq"
-__version__ = "0.1.0"
 
 _LIES_IN: Final = {
     "AsyncTier": "tiered.api.aio",
@@ -32,6 +33,11 @@ _LIES_IN: Final = {
     "open": "tiered.api.tier",
     "open_async": "tiered.api.aio",
 }
+
+
+def __dir__() -> list[str]:
+    """The names of the API, loaded or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> object:

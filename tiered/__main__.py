@@ -24,6 +24,7 @@ def main() -> None:
         SystemExit: Always, with the exit code of the contract.
     """
     gc.set_threshold(YOUNG_OBJECTS)
+    _require_own_packages()
     from tiered.cli.signals import SignalWatch  # noqa: PLC0415 (start-up loads only what is needed)
 
     watch = SignalWatch()
@@ -35,6 +36,18 @@ def main() -> None:
         "OPENBLAS_NUM_THREADS", "1"
     )  # NumPy's threads for algebra spin, and we have no algebra
     raise SystemExit(run(sys.argv[1:], Surroundings(os.environ, watch=watch)))
+
+
+def _require_own_packages() -> None:
+    """Before anything of them is imported: then nothing else of ours may work, not even how errors are told."""
+    from tiered.errors import InvalidError  # noqa: PLC0415 (start-up loads only what is needed)
+    from tiered.packages import require_own  # noqa: PLC0415
+
+    try:
+        require_own()
+    except InvalidError as error:
+        sys.stderr.write(f"tiered: error: {error}\n")
+        raise SystemExit(error.exit_code) from None
 
 
 def run(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:

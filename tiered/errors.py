@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from tiered.version import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -85,7 +87,7 @@ class OtherVersionError(InvalidError):
         super().__init__(
             f"another version of tiered has written this: {what}",
             where=where,
-            do="use the version that wrote it; this one leaves it as it is",
+            do=f"use the version that wrote it, or a newer one; this is {__version__}, which leaves it as it is",
         )
 
 

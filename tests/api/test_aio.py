@@ -19,6 +19,7 @@ from tiered import open_async
 from tiered.api import reading as reading_module
 from tiered.api.aio import AsyncTier
 from tiered.api.message import Message
+from tiered.api.open_tier import OpenTier
 from tiered.api.reading import QueueFollower
 from tiered.api.tier import Tier
 from tiered.clock import SystemClock
@@ -55,8 +56,8 @@ class Held(WrappingStore):
 
 def held(tier: Made) -> tuple[AsyncTier, Held]:
     opened = tier.open()
-    store = Held(opened.store)
-    slow = Tier(store, opened.meter, opened.place, clock=SystemClock())
+    store = Held(opened._opened.store)
+    slow = Tier(OpenTier(store, opened._opened.meter, opened._opened.place, clock=SystemClock()))
     slow.refresh()
     store.is_on = True
     return AsyncTier(slow), store
@@ -217,8 +218,8 @@ def test_one_listing_serves_all_that_wait():
 
     async def main() -> None:
         tier = made(2).open()
-        store = Counting(tier.store)
-        slow = Tier(store, tier.meter, tier.place, clock=SystemClock())
+        store = Counting(tier._opened.store)
+        slow = Tier(OpenTier(store, tier._opened.meter, tier._opened.place, clock=SystemClock()))
         slow.refresh()
         async with AsyncTier(slow) as opened:
             before = store.lists
@@ -382,8 +383,8 @@ def test_to_leave_what_reads_ahead_does_not_hold_the_loop(
     for number in range(6):
         source.add(*(b"x" * 1000 for _ in range(20)), queue=MessageQueue("orders", number))
     opened = source.open()
-    part = opened.state.queues[MessageQueue("orders", 0)][-1].parts()[0]
-    first = opened.place.prefix + part.bundle.key
+    part = opened._opened.state.queues[MessageQueue("orders", 0)][-1].parts()[0]
+    first = opened._opened.place.prefix + part.bundle.key
 
     class HeldButOne(Held):
         """Only the first queue's bundle is not held."""
@@ -396,8 +397,8 @@ def test_to_leave_what_reads_ahead_does_not_hold_the_loop(
         def get_ranges(self, key: str, byte_ranges: Any) -> Any:
             return [self.get(key, one) for one in byte_ranges]
 
-    store = HeldButOne(opened.store)
-    slow = Tier(store, opened.meter, opened.place, clock=SystemClock())
+    store = HeldButOne(opened._opened.store)
+    slow = Tier(OpenTier(store, opened._opened.meter, opened._opened.place, clock=SystemClock()))
     slow.refresh()
     store.is_on = True
 

@@ -31,11 +31,11 @@ def made_in(folder: Path) -> Made:
 
 def read_all(tier: Tier, bytes_max: int) -> tuple[dict[int, bytes], str]:
     """Every record up to the end or the first damage, and what that was."""
-    cursor, found = tier.reader.cursor(ORDERS), {}
+    cursor, found = tier._opened.reader.cursor(ORDERS), {}
     at = QueueOffset(0)
     try:
         while True:
-            batch = tier.fetch("g", cursor, at, bytes_max=bytes_max, count_max=7)
+            batch = tier._opened.fetch("g", cursor, at, bytes_max=bytes_max, count_max=7)
             if batch is None:
                 return found, ""
             assert isinstance(batch, TierBatch)
@@ -55,12 +55,12 @@ def fetching_threads() -> list[str]:
 def test_a_folder_is_read_directly_as_through_the_fetcher(tmp_path: Path, bytes_max: int):
     made = made_in(tmp_path)
     with made.open() as tier:
-        assert not tier.is_direct
+        assert not tier._opened.is_direct
         wanted = read_all(tier, bytes_max)
     assert len(wanted[0]) == 43
     before = fetching_threads()
     with made.open(is_sequential=True) as tier:
-        assert tier.is_direct
+        assert tier._opened.is_direct
         assert read_all(tier, bytes_max) == wanted
         assert fetching_threads() == before, "nothing runs beside"
 
@@ -68,8 +68,10 @@ def test_a_folder_is_read_directly_as_through_the_fetcher(tmp_path: Path, bytes_
 def test_directly_too_a_damaged_block_costs_what_lies_in_it(tmp_path: Path):
     made = made_in(tmp_path)
     with made.open() as tier:
-        part = max(tier.reader.cursor(ORDERS).incarnation.parts(), key=lambda one: one.log_bytes)
-        path = tmp_path / (tier.place.prefix + part.bundle.key)
+        part = max(
+            tier._opened.reader.cursor(ORDERS).incarnation.parts(), key=lambda one: one.log_bytes
+        )
+        path = tmp_path / (tier._opened.place.prefix + part.bundle.key)
     data = bytearray(path.read_bytes())
     data[part.section.start + 20 * 30_000] ^= 1
     path.chmod(0o600)
@@ -86,9 +88,9 @@ def test_what_was_merged_meanwhile_is_found_where_it_lies_now(tmp_path: Path):
     for number in range(6):
         made.add(b"%d" % number)
     with made.open(is_sequential=True) as tier:
-        cursor = tier.reader.cursor(ORDERS)
+        cursor = tier._opened.reader.cursor(ORDERS)
         made.merge()
-        batch = tier.fetch("g", cursor, QueueOffset(2), bytes_max=1 << 20, count_max=10)
+        batch = tier._opened.fetch("g", cursor, QueueOffset(2), bytes_max=1 << 20, count_max=10)
         assert isinstance(batch, TierBatch)
         assert list(rows(batch))[:4] == [2, 3, 4, 5]
 
@@ -98,8 +100,10 @@ def test_only_a_folder_is_read_directly_and_nothing_after_the_end(tmp_path: Path
     made = Made()
     made.add(b"0")
     with made.open(is_sequential=True) as tier:
-        assert not tier.is_direct, "of a store that is not here much has to be under way at once"
+        assert not tier._opened.is_direct, (
+            "of a store that is not here much has to be under way at once"
+        )
     with made_in(tmp_path).open(**more) as tier:
-        cursor = tier.reader.cursor(ORDERS)
+        cursor = tier._opened.reader.cursor(ORDERS)
     with pytest.raises(ClosedError):
-        tier.fetch("g", cursor, QueueOffset(0), bytes_max=1, count_max=1)
+        tier._opened.fetch("g", cursor, QueueOffset(0), bytes_max=1, count_max=1)

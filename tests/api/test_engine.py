@@ -10,6 +10,7 @@ from support.opened import Made
 
 from backends.errors import PermissionDeniedError, UnavailableError
 from backends.wrapping import WrappingStore
+from tiered.api.open_tier import OpenTier
 from tiered.api.tier import Tier
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, StoreUnavailableError
@@ -33,8 +34,8 @@ def failing() -> tuple[Tier, Failing]:
     made = Made()
     made.add(b"one")
     opened = made.open()
-    store = Failing(opened.store)
-    tier = Tier(store, opened.meter, opened.place, clock=SystemClock())
+    store = Failing(opened._opened.store)
+    tier = Tier(OpenTier(store, opened._opened.meter, opened._opened.place, clock=SystemClock()))
     tier.refresh()
     return tier, store
 

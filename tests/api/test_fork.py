@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.servers import S3Server
+
+    from tiered.api.aio import AsyncTier
 
 FORK = multiprocessing.get_context("fork")
 HANGS_AFTER_S = 100
@@ -170,6 +175,105 @@ def test_a_fork_without_multiprocessing_ends_as_any_process_does(url: str):
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_needs_no_store_works_in_a_child_amid_reads(url: str):
+    """No lock of ours is held when a process is forked: names, bounds and what a notebook shows come at once."""
+    stop = threading.Event()
+    with tiered.open(url, memory_bytes=2 << 20) as tier:
+        expected = (repr(tier), tier.topics(), tier.bounds("orders", 0))
+
+        def look() -> None:
+            while not stop.is_set():
+                tier.refresh()
+                next(tier.read("orders", 0))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            for _ in range(3):
+                seen = in_child(lambda: str((repr(tier), tier.topics(), tier.bounds("orders", 0))))
+                assert seen == str(expected)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_an_iterator_that_was_begun_before_is_refused(url: str):
+    with tiered.open(url) as tier:
+        batches = tier.read_arrow("orders", 0, batch_bytes=4096)
+        first = next(batches)
+        assert "forked" in in_child(lambda: refusal(lambda: list(batches)))
+        assert first.num_rows + sum(batch.num_rows for batch in batches) == count(tier)
+
+
+def test_a_child_that_ends_as_programs_do_ends(url: str):
+    """With all that an interpreter does at its end: threads of pools are waited for, which are not in the child."""
+    code = f"""
+import os, sys, tiered
+tier = tiered.open({url!r})
+print(sum(1 for _ in tier.read("orders", 0)))
+sys.stdout.flush()
+child = os.fork()
+if child:
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with tiered.open({url!r}) as anew:
+    print(sum(1 for _ in anew.read("orders", 0)))
+tier.close()
+raise SystemExit(7)
+"""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANGS_AFTER_S, check=False
+    )
+    assert ran.returncode == 7, ran.stderr
+    first, second = ran.stdout.split()
+    assert first == second
+
+
+def test_processes_that_are_spawned_read(url: str, tmp_path: Path):
+    with tiered.open(url) as tier:
+        whole = str(count(tier))
+        code = f"""
+import multiprocessing
+import tiered
+
+def read(url):
+    with tiered.open(url) as tier:
+        return sum(1 for _ in tier.read("orders", 0))
+
+if __name__ == "__main__":
+    with tiered.open({url!r}) as tier:
+        next(tier.read("orders", 0))
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            print(*pool.map(read, [{url!r}] * 2))
+"""
+        program = tmp_path / "spawning.py"
+        program.write_text(code)
+        command = [sys.executable, str(program)]
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=HANGS_AFTER_S, check=False
+        )
+        assert ran.stdout.split() == [whole] * 2, ran.stderr
+
+
+def test_asyncio_in_a_child(url: str):
+    """A loop and a tier of its own; what the parent's loop had is refused."""
+
+    async def read() -> str:
+        async with await tiered.open_async(url) as tier:
+            return str([message.queue_offset async for message in tier.read("orders", 0)][-1])
+
+    async def parent() -> None:
+        async with await tiered.open_async(url) as tier:
+            last = [message.queue_offset async for message in tier.read("orders", 0)][-1]
+            assert in_child(lambda: asyncio.run(read())) == str(last)
+            assert "forked" in in_child(lambda: refusal(lambda: asyncio.run(one_of(tier))))
+
+    async def one_of(tier: AsyncTier) -> object:
+        return await anext(tier.read("orders", 0))
+
+    asyncio.run(parent())
 
 
 def test_a_message_store_is_refused_too(url: str, store: Path):

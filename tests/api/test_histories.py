@@ -67,7 +67,7 @@ def by_topic_arrow(tier: Tier) -> Iterator[bytes]:
 def by_queue_reader(tier: Tier) -> Iterator[bytes]:
     from tiered.log.messages import items
 
-    reader = tier.reader.queue(ORDERS)
+    reader = tier._opened.reader.queue(ORDERS)
     batches = reader.batches(reader.incarnation.min_offset, bytes_max=1)
     return (item.record.body for batch in batches for item in items(batch.records))  # type: ignore[union-attr]
 

@@ -63,7 +63,7 @@ def test_i8_every_size_reads_everything_within_its_budget(various: Made, memory_
 
         def watch() -> None:
             while not ended.wait(0.001):
-                stats = tier.fetcher.stats()
+                stats = tier._opened.fetcher.stats()
                 worst.append(stats.cached_bytes + stats.reserved_bytes)
 
         watching = threading.Thread(target=watch)
@@ -136,11 +136,13 @@ def test_a_lookup_with_hardly_any_memory_finds_the_same():
 def test_what_is_lent_is_taken_from_what_is_cached(various: Made):
     with various.open(memory_bytes=4 * MIB) as tier:
         assert sum(1 for _ in tier.read("orders", 0)) == 591
-        fetcher = tier.fetcher
+        fetcher = tier._opened.fetcher
         before = fetcher.stats()
-        tier.lend(tier.lendable_bytes)
+        tier._opened.lend(tier._opened.lendable_bytes)
         after = fetcher.stats()
-        assert after.cached_bytes <= after.bytes_max == before.bytes_max - tier.lendable_bytes
+        assert (
+            after.cached_bytes <= after.bytes_max == before.bytes_max - tier._opened.lendable_bytes
+        )
         assert sum(1 for _ in tier.read("orders", 1)) == 591
-        tier.lend(0)
+        tier._opened.lend(0)
         assert fetcher.stats().bytes_max == before.bytes_max

@@ -269,12 +269,12 @@ def test_several_iterators_at_once_have_read_ahead_of_their_own():
         one, two = opened.read("orders", 0), opened.read("orders", 0, 10)
         pairs = [(next(one).queue_offset, next(two).queue_offset) for _ in range(40)]
         assert pairs == [(n, n + 10) for n in range(40)]
-        assert opened.fetcher.stats().streams == 2
+        assert opened._opened.fetcher.stats().streams == 2
         one.close()
         two.close()
-        assert opened.fetcher.stats().streams == 0
+        assert opened._opened.fetcher.stats().streams == 0
         assert len(list(opened.read("orders", 0))) == 50
-        assert opened.fetcher.stats().streams == 0  # it has come to the end
+        assert opened._opened.fetcher.stats().streams == 0  # it has come to the end
 
 
 def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):
@@ -283,7 +283,7 @@ def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):
 
     url = attach(unpack("s01-basic", tmp_path), tmp_path / "tier")
     with open_tier(url) as tier:
-        incarnation = tier.state.incarnation(MessageQueue("orders", 0))
+        incarnation = tier._opened.state.incarnation(MessageQueue("orders", 0))
         assert incarnation is not None
         for part in incarnation.parts():
             (file,) = (tmp_path / "tier").rglob(part.bundle.key)
@@ -314,7 +314,7 @@ def test_a_query_that_is_closed_under_says_so(basic_tier: str, monkeypatch: pyte
     """Its threads are shut down when it has found in the index where to look."""
     (wanted, *_) = in_topic("s01-basic", "orders")
     tier = open_tier(basic_tier)
-    kind, real = type(tier.store), type(tier.store).get
+    kind, real = type(tier._opened.store), type(tier._opened.store).get
 
     def closing(*arguments: Any) -> Any:
         tier.close()

@@ -45,7 +45,7 @@ def test_a_good_folder(tiered: CommandLine, basic: Path, basic_tier: str):
     found = by_name(document)
     for name in (
         "reachability", "may_put", "may_get", "may_delete", "clock", "conditional_writes", "free_space",
-        "free_inodes", "journal", "lease", "local_store", "open_files", "java", "spark",
+        "free_inodes", "journal", "lease", "local_store", "packages", "open_files", "java", "spark",
     ):  # fmt: skip
         assert name in found, name
     assert document["is_ok"]

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from support.opened import ORDERS, Made
 
+from tiered.api.tier import opened_by
 from tiered.cli.cat import Printer, PrintWish
 
 if TYPE_CHECKING:
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
 
 ALL = PrintWish(offset=0, from_ms=None, until_ms=None, filter=None, form="body", raw_body=False)
 
 
-def look(tier: Tier, printer: Printer) -> None:
+def look(tier: OpenTier, printer: Printer) -> None:
     """One look at the journal, as ``cat --follow`` does it again and again."""
     tier.refresh()
     printer.print_queue(printer.meet(ORDERS, tier.reader))
@@ -26,7 +27,7 @@ def test_what_came_in_place_of_what_was_truncated_is_printed_from_its_beginning(
     made.add(b"0")
     made.add(b"1")
     made.add(b"2")
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.truncate(1)
@@ -40,7 +41,7 @@ def test_what_is_truncated_beyond_what_was_printed_changes_nothing():
     made, out = Made(), BytesIO()
     made.add(b"0")
     made.add(b"1")
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.add(b"2")
@@ -53,7 +54,7 @@ def test_what_is_truncated_beyond_what_was_printed_changes_nothing():
 def test_a_new_incarnation_is_printed_from_its_beginning():
     made, out = Made(), BytesIO()
     made.add(b"0", b"1")
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.begin_again()
@@ -67,7 +68,7 @@ def test_each_gap_is_said_once_also_while_following():
     made.add(b"0", b"1")
     made.builder.gap(5, queue=ORDERS)
     made.add(b"7")
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         assert out.getvalue() == b"017"
@@ -90,7 +91,7 @@ def test_a_gap_at_the_beginning_of_a_queue_is_said_once_and_where_it_is_wanted()
     made, out, said = Made(), BytesIO(), []
     made.builder.gap(5, queue=ORDERS)
     made.add(b"5", b"6")
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         look(tier, printer)
@@ -108,7 +109,7 @@ def test_a_gap_at_the_beginning_of_a_queue_is_said_once_and_where_it_is_wanted()
 def test_what_expired_before_it_could_be_printed_is_said_while_following():
     made, out, said = Made(), BytesIO(), []
     made.builder.add([b"0"], queue=ORDERS, roll=True)
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         made.builder.add([b"1"], queue=ORDERS, roll=True)
@@ -124,7 +125,7 @@ def test_what_was_truncated_is_said_while_following():
     made, out, said = Made(), BytesIO(), []
     made.add(b"0")
     made.add(b"1")
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         made.truncate(1)
@@ -140,7 +141,7 @@ def test_what_was_truncated_is_said_while_following():
 def test_the_rest_of_an_incarnation_that_is_over_is_printed_before_the_new_one():
     made, out = Made(), BytesIO()
     made.add(b"0")
-    with made.open() as tier:
+    with opened_by(made.open()) as tier:
         printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.add(b"1")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from support.opened import Made
 
 from backends.wrapping import WrappingStore
-from tiered.api.tier import Tier
+from tiered.api.open_tier import OpenTier
+from tiered.api.tier import opened_by
 from tiered.cli.cat import AT_ONCE, queues_ahead
 from tiered.clock import SystemClock
 from tiered.model import MessageQueue, QueueOffset
@@ -37,13 +38,13 @@ class Meeting(WrappingStore):
         return super().get(key, byte_range)
 
 
-def opened(count: int) -> tuple[Tier, Meeting]:
+def opened(count: int) -> tuple[OpenTier, Meeting]:
     made = Made()
     for queue in QUEUES:
         made.add(b"%d" % queue.queue_id, queue=queue)
-    tier = made.open()
+    tier = opened_by(made.open())
     store = Meeting(tier.store, count)
-    slow = Tier(store, tier.meter, tier.place, clock=SystemClock())
+    slow = OpenTier(store, tier.meter, tier.place, clock=SystemClock())
     slow.refresh()
     store.is_on = True
     return slow, store

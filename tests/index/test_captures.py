@@ -58,14 +58,14 @@ def as_dumped(hit: Hit) -> Message:
 
 
 def check_each_key(tier: Tier, dump: captures.Dump) -> int:
-    reader, asked = IndexReader(tier.store, tier.place.prefix), 0
+    reader, asked = IndexReader(tier._opened.store, tier._opened.place.prefix), 0
     for topic, messages in dump.messages.items():
         groups = by_key(messages)
         named = {key for message in messages for key in keys_of(message)}
         unique = sorted(m["properties"].get("UNIQ_KEY", "") for m in messages)
         keys = sorted(named - {*unique}) + [key for key in unique[::UNIQUE_STEP] if key]
         for key in [*keys, "no-such-key"]:
-            found = reader.lookup(tier.state, Wish(topic=topic, key=key, count=10_000))
+            found = reader.lookup(tier._opened.state, Wish(topic=topic, key=key, count=10_000))
             assert found.is_complete
             assert [as_dumped(hit) for hit in found.hits] == groups.get(key, [])
             asked += 1
@@ -79,7 +79,7 @@ def test_each_key_of_a_captured_store(name: str, tmp_path: Path):
         "attach", store, "--to", url, "--once", "--bundle-size", "16KiB", "--index-items", "300"
     ).good()
     dump, tier = captures.captured(name), open_tier(url)
-    incarnations = [incarnations[-1] for incarnations in tier.state.queues.values()]
+    incarnations = [incarnations[-1] for incarnations in tier._opened.state.queues.values()]
     assert all(indexed_to(incarnation) == incarnation.commit_offset for incarnation in incarnations)
     assert check_each_key(tier, dump) > len(dump.messages)
     tier.close()
@@ -88,7 +88,7 @@ def test_each_key_of_a_captured_store(name: str, tmp_path: Path):
 def test_a_tier_without_an_index_is_read_instead(tmp_path: Path):
     store, url = captures.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
     here("attach", store, "--to", url, "--once", "--no-index").good()
-    assert not open_tier(url).state.indexes
+    assert not open_tier(url)._opened.state.indexes
     groups = by_key(captures.captured("s01-basic").messages["orders"])
     for key in sorted(groups)[::400]:
         rows = here("query", url, "orders", "--key", key, "--count", "9").good().rows

@@ -21,7 +21,7 @@ from support.mounts import Growing, mounted
 from support.tier_checks import bounds
 from zlib_ng import zlib_ng
 
-from tiered.api.tier import open as open_tier
+from tiered.api.tier import open_tier
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.format.record import Record, decode_record, encode_record

@@ -10,7 +10,7 @@ import pytest
 from support.broken import COUNT, TOPIC, Broken, build
 from support.command_line import Ran, here
 
-from tiered.api.tier import open as open_tier
+from tiered.api.tier import open_tier
 from tiered.clock import SystemClock
 from tiered.mount.restore import Restore, RestoreSelection, building, plan_restore
 from tiered.store.store_options import StoreOptions

@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tiered.api.reading import FOLLOW_S_MIN, QueueFollower, longer, require_positive
-from tiered.api.tier import MESSAGE_BATCH_BYTES, Choice
+from tiered.api.tier import MESSAGE_BATCH_BYTES, Choice, opened_by
 from tiered.api.tier import open as open_tier
 from tiered.errors import ClosedError
 from tiered.model import MessageQueue
@@ -54,6 +54,7 @@ class AsyncTier:
 
     def __init__(self, tier: Tier) -> None:
         """Take a tier over; it is closed with this one."""
+        self._opened = opened_by(tier)
         self.tier = tier
         self._pool = ThreadPoolExecutor(THREADS, "tiered-aio")
         self._closing = threading.Event()
@@ -62,6 +63,12 @@ class AsyncTier:
         self._looking: asyncio.Task[bool] | None = None
         self._looks = 0
         self._news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return repr(self.tier).replace("<Tier", "<AsyncTier", 1)
+
+    def _repr_html_(self) -> str:
+        return self.tier._repr_html_()
 
     def topics(self) -> list[str]:
         """Names of the topics that have a queue in the tier. Asks no store."""
@@ -175,10 +182,10 @@ class AsyncTier:
         def begin(stack: ExitStack) -> _Work[Message]:
             require_positive("pause_s_max", pause_s_max)
             choice = Choice.of(tags, sql)
-            cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
-            group = stack.enter_context(self.tier.group())
+            cursor = self._opened.reader.cursor(MessageQueue(topic, queue_id))
+            group = stack.enter_context(self._opened.group())
             limits = {"batch_bytes": MESSAGE_BATCH_BYTES}
-            follower = QueueFollower(self.tier, cursor, start, group=group, **limits)
+            follower = QueueFollower(self._opened, cursor, start, group=group, **limits)
 
             def step() -> list[Message] | None:
                 found = follower.step()
@@ -260,7 +267,7 @@ class AsyncTier:
 
     def _submit(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Have something done in a thread."""
-        self.tier.require_same_process()
+        self._opened.require_same_process()
         if self._closing.is_set():
             raise self._closed()
         self._loop = asyncio.get_running_loop()
@@ -278,7 +285,7 @@ class AsyncTier:
             raise
 
     def _closed(self) -> ClosedError:
-        return ClosedError("the tier has been closed", where=self.tier.store.url)
+        return ClosedError("the tier has been closed", where=self._opened.store.url)
 
     async def close(self) -> None:
         """End threads and give back connections; see ``Tier``. Followers that wait end with ``ClosedError``."""
@@ -288,7 +295,7 @@ class AsyncTier:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        if self.tier.is_forked:
+        if self._opened.is_forked:
             return
         # The tier first: it ends the reads that the pool's threads wait in.
         self.tier.close()

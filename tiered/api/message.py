@@ -85,6 +85,19 @@ class Message:
     def __repr__(self) -> str:
         return f"<Message {self.topic}/{self.queue_id}@{self.queue_offset}>"
 
+    def _repr_html_(self) -> str:
+        from tiered.api.notebook import TEXT_MAX, fields  # noqa: PLC0415 - notebooks alone want it
+
+        body = self.body
+        said = [
+            ("stored", self.store_time.isoformat()),
+            ("tags", self.tags or ""),
+            ("keys", self.keys or ""),
+            ("body", body[: TEXT_MAX + 1].decode("utf-8", "backslashreplace")),
+            ("bytes of it", len(body)),
+        ]
+        return fields(f"{self.topic}/{self.queue_id}@{self.queue_offset}", said)
+
     @property
     def record(self) -> Record:
         """All fields as stored."""

@@ -32,12 +32,14 @@ from typing import TYPE_CHECKING, Self
 from backends.base import FORKED, OPEN_ANEW
 from backends.errors import BackendError
 from fetcher.limits import MEMORY_BYTES, FetchSettings
+from tiered.api.broker_place import retry_places
 from tiered.api.stores import OpenStore, backend_errors
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.log.decode import TierBatch
 from tiered.log.lineage import Isolation
 from tiered.log.reader import QueueReader, TierReader
+from tiered.model import MessageQueue, QueueBounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from tiered.log.cursor import QueueCursor
     from tiered.log.parts import Gap
     from tiered.log.state import TierState
-    from tiered.model import MessageQueue, QueueOffset
+    from tiered.model import QueueOffset
 
 _FOLDER = "file:"
 LOOKUP_THREADS = 8
@@ -125,6 +127,15 @@ class OpenTier:
     def state(self) -> TierState:
         """What the journal says, as of opening or the last ``refresh``."""
         return self.reader.state
+
+    def queues(self, topic: str | None = None) -> list[MessageQueue]:
+        """The queues of a topic, or of all, in order."""
+        return sorted(q for q in self.state.queues if topic in {None, q.topic})
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """Queue offsets ``[min, end)`` that can be read, as of opening or the last ``refresh``."""
+        cursor = self.reader.cursor(MessageQueue(topic, queue_id))
+        return QueueBounds(cursor.low, cursor.end)
 
     def refresh(self) -> bool:
         """See what was committed since; whether there was anything."""
@@ -336,3 +347,22 @@ class OpenTier:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def retry_logs(self) -> list[OpenTier]:
+        """What mounts of the broker's tier were sent back, each as a tier of its own on the same store; close them."""
+        with backend_errors():
+            found = [
+                OpenTier(
+                    self.store,
+                    self.meter,
+                    place,
+                    clock=self.clock,
+                    settings=self._settings,
+                    stop=self.stop,
+                    is_sequential=True,
+                )
+                for place in retry_places(self.store, self.place)
+            ]
+        for one in found:
+            one.reader.refresh()
+        return found

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from datetime import datetime
+from html import escape
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings, TransferLimits
-from tiered.api.broker_place import choose_place, retry_places
+from tiered.api.broker_place import choose_place
+from tiered.api.notebook import TopicNames
 from tiered.api.open_tier import OpenTier
 from tiered.api.reading import follow_queue, plan_span, read_span, read_spans, require_positive
 from tiered.api.stores import backend_errors, open_for_reading
@@ -21,6 +23,7 @@ from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset, Times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
 
     import pyarrow as pa
 
@@ -35,27 +38,54 @@ MESSAGE_BATCH_BYTES = 1 * MIB
 ARROW_BATCH_BYTES = 4 * MIB
 
 
-class Tier(OpenTier):
+class Tier:
     """One broker's tier, read-only. For any thread; each iterator for one thread at a time.
 
     Use it in a ``with`` statement, or ``close`` it. Every method may raise ``StoreUnavailableError`` (the store does not
     answer or refuses), ``DataError`` (bytes are damaged; nothing of what holds them is given out) and ``ClosedError``.
     """
 
+    def __init__(self, opened: OpenTier) -> None:
+        """Take an opened tier over; it is closed with this one. ``tiered.open`` makes one."""
+        self._opened = opened
+
+    def __repr__(self) -> str:
+        opened = self._opened
+        place = f"{opened.place.cluster}/{opened.place.broker}"
+        return f"<Tier {opened.meter.url} {place}: {len(self.topics())} topics, {len(self.queues())} queues>"
+
+    def _repr_html_(self) -> str:
+        return (
+            self._topics()
+            ._repr_html_()
+            .replace("<caption>", f"<caption>{escape(repr(self))}<br>", 1)
+        )
+
+    def _topics(self) -> TopicNames:
+        counts: dict[str, tuple[int, int]] = {}
+        for queue, incarnations in self._opened.state.queues.items():
+            queues, messages = counts.get(queue.topic, (0, 0))
+            there = incarnations[-1].commit_offset - incarnations[-1].min_offset
+            counts[queue.topic] = queues + 1, messages + there
+        return TopicNames([(topic, *counts[topic]) for topic in sorted(counts)])
+
     # What there is
 
     def topics(self) -> list[str]:
         """Names of all topics, in order."""
-        return sorted({queue.topic for queue in self.state.queues})
+        return self._topics()
 
     def queues(self, topic: str | None = None) -> list[MessageQueue]:
         """The queues of a topic, or of all, in order."""
-        return sorted(q for q in self.state.queues if topic in {None, q.topic})
+        return self._opened.queues(topic)
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """Queue offsets ``[min, end)`` that can be read, as of opening or the last ``refresh``."""
-        cursor = self.reader.cursor(MessageQueue(topic, queue_id))
-        return QueueBounds(cursor.low, cursor.end)
+        return self._opened.bounds(topic, queue_id)
+
+    def refresh(self) -> bool:
+        """See what was committed since; whether there was anything. Costs one listing, and what is new."""
+        return self._opened.refresh()
 
     def offset_for_time(
         self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
@@ -69,8 +99,8 @@ class Tier(OpenTier):
         Raises:
             InvalidError: No such queue, or a datetime without a time zone.
         """
-        self.require_same_process()
-        queue = self.reader.queue(MessageQueue(topic, queue_id))
+        self._opened.require_same_process()
+        queue = self._opened.reader.queue(MessageQueue(topic, queue_id))
         with backend_errors():
             boundary = Boundary.UPPER if upper else Boundary.LOWER
             return queue.offset_by_time(time_ms(time), boundary)
@@ -149,8 +179,8 @@ class Tier(OpenTier):
     ) -> Iterator[TierBatch]:
         """Batches of stored records, checked and otherwise as they are: what the other forms are made of; see ``read``."""
         require_positive("batch_bytes", batch_bytes)
-        cursor = self.reader.cursor(MessageQueue(topic, queue_id), incarnation)
-        return read_span(self, plan_span(cursor, start, stop), batch_bytes=batch_bytes)
+        cursor = self._opened.reader.cursor(MessageQueue(topic, queue_id), incarnation)
+        return read_span(self._opened, plan_span(cursor, start, stop), batch_bytes=batch_bytes)
 
     def read_topic(
         self,
@@ -197,13 +227,13 @@ class Tier(OpenTier):
         """All of a topic in batches of stored records, each of one queue; see ``read_topic`` and ``read_records``."""
         require_positive("queues_at_once", queues_at_once)
         require_positive("batch_bytes", batch_bytes)
-        state = self.state  # of which all queues are read, whenever their turn comes
+        state = self._opened.state  # of which all queues are read, whenever their turn comes
         queues = sorted(queue for queue in state.queues if queue.topic == topic)
         if not queues:
             raise self._no_topic(topic)
-        cursors = [self.reader.cursor(queue, state=state) for queue in queues]
+        cursors = [self._opened.reader.cursor(queue, state=state) for queue in queues]
         spans = [plan_span(cursor, 0, cursor.end) for cursor in cursors]
-        return read_spans(self, spans, batch_bytes=batch_bytes, at_once=queues_at_once)
+        return read_spans(self._opened, spans, batch_bytes=batch_bytes, at_once=queues_at_once)
 
     def follow(
         self,
@@ -247,8 +277,8 @@ class Tier(OpenTier):
         """As ``follow``, in batches of stored records."""
         require_positive("pause_s_max", pause_s_max)
         return follow_queue(
-            self,
-            self.reader.cursor(MessageQueue(topic, queue_id)),
+            self._opened,
+            self._opened.reader.cursor(MessageQueue(topic, queue_id)),
             start,
             stop or threading.Event(),
             batch_bytes=batch_bytes,
@@ -289,12 +319,29 @@ class Tier(OpenTier):
         if not self.queues(topic):
             raise self._no_topic(topic)
         with backend_errors():
-            return Found.of(self.lookup(wish))
+            return Found.of(self._opened.lookup(wish))
+
+    # The end
+
+    def close(self) -> None:
+        """End reads (``ClosedError``), threads and connections. Harmless when repeated; in a forked process nothing."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def _no_topic(self, topic: str) -> InvalidError:
         return InvalidError(
             f"the tier has no topic {topic}",
-            where=self.store.url,
+            where=self._opened.store.url,
             do="`tiered ls URL` lists the topics",
         )
 
@@ -336,6 +383,41 @@ def open(  # noqa: A001 (the API's door)
         InvalidError: No such tier, or several; less memory, or fewer requests, than there can be.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
+    return Tier(
+        open_tier(
+            url,
+            cluster=cluster,
+            broker=broker,
+            options=options,
+            memory_bytes=memory_bytes,
+            requests=requests,
+            settings=settings,
+            clock=clock,
+            is_sequential=is_sequential,
+            isolation=isolation,
+        )
+    )
+
+
+def opened_by(tier: Tier) -> OpenTier:
+    """What a tier stands on: for this package, and for none that uses it."""
+    return tier._opened  # noqa: SLF001
+
+
+def open_tier(
+    url: str,
+    *,
+    cluster: str | None = None,
+    broker: str | None = None,
+    options: S3Options | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+    requests: int = REQUESTS,
+    settings: FetchSettings | None = None,
+    clock: Clock | None = None,
+    is_sequential: bool = False,
+    isolation: str = "read_committed",
+) -> OpenTier:
+    """What ``open`` stands on, for this program's own commands; see there."""
     clock = clock or SystemClock()
     if isolation not in {one.value for one in Isolation}:
         do = "give read_committed or read_uncommitted"
@@ -347,7 +429,7 @@ def open(  # noqa: A001 (the API's door)
     with backend_errors():
         try:
             place = choose_place(opened.store, cluster, broker)
-            tier = Tier.over(
+            tier = OpenTier.over(
                 opened,
                 place,
                 clock,
@@ -360,26 +442,6 @@ def open(  # noqa: A001 (the API's door)
             opened.close()
             raise
     return tier
-
-
-def retry_logs(tier: Tier) -> list[Tier]:
-    """What mounts of the broker's tier were sent back, each as a tier of its own over the same store; close all of them."""
-    with backend_errors():
-        found = [
-            Tier(
-                tier.store,
-                tier.meter,
-                place,
-                clock=tier.clock,
-                settings=tier.settings,
-                stop=tier.stop,
-                is_sequential=True,
-            )
-            for place in retry_places(tier.store, tier.place)
-        ]
-    for one in found:
-        one.refresh()
-    return found
 
 
 # -- which messages, in which form -----------------------------------------------------------------

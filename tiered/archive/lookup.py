@@ -340,6 +340,7 @@ OBJECT_BYTES: Final = 64 << 20
 """Filters of one object, at most; more only where one file has more. Memory of a piece of work of a build: twice that."""
 ROW_BYTES: Final = 4
 """What the filters of a row take, about."""
+FORMAT: Final = 1
 _MAGIC: Final = b"TMQKEYS1"
 _FOOTER: Final = struct.Struct(">II8s")
 _CRC_BYTES: Final = 4
@@ -580,7 +581,7 @@ def _encode(files: Sequence[_Filters]) -> bytes:
         [key, [[_NONE if bits is None else numbers[len(bits)] for bits in g] for g in groups]]
         for key, groups in files
     ]
-    text = json.dumps({"format": 1, "classes": classes, "files": named}).encode()
+    text = json.dumps({"format": FORMAT, "classes": classes, "files": named}).encode()
     head = zstandard.ZstdCompressor(level=3).compress(text)
     return b"".join([*chunks, head, _FOOTER.pack(len(head), zlib_ng.crc32(head), _MAGIC)])
 
@@ -627,6 +628,8 @@ def _read_part(archive: ObjectStore, key: str, size: int) -> IndexPart:
 def _part_of(key: str, head: bytes, end: int) -> IndexPart:
     try:
         known = json.loads(zstandard.ZstdDecompressor().decompress(head, _HEAD_BYTES_MAX))
+        if known["format"] != FORMAT:
+            raise _unknown(f"its format is {known['format']!r:.80}, where {FORMAT} is known", key)
         classes = tuple((int(b), int(f), int(s)) for b, f, s in known["classes"])
         files = {str(name): [list(map(int, g)) for g in groups] for name, groups in known["files"]}
     except (ValueError, LookupError, TypeError, zstandard.ZstdError) as error:
@@ -635,7 +638,7 @@ def _part_of(key: str, head: bytes, end: int) -> IndexPart:
     counts = [used.count(number) for number in range(len(classes))]
     ends = [s + b * (f * BLOCK + _CRC_BYTES) for b, f, s in classes]
     fits = counts == [f for _, f, _ in classes] and all(at <= end for at in ends)
-    if known.get("format") != 1 or not fits or not all(-1 <= n < len(classes) for n in used):
+    if not fits or not all(-1 <= n < len(classes) for n in used):
         raise _unknown("it contradicts itself", key)
     return IndexPart(key, classes, files)
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 from backends.base import get_into
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
+from tiered.api.tier import Tier
 from tiered.errors import InvalidError
 from tiered.format.properties import split_keys
 from tiered.log.parts import Gap
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import ByteRange, ObjectStore
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.clock import Clock
     from tiered.log.cursor import QueueCursor
     from tiered.log.decode import TierBatch
@@ -151,7 +152,7 @@ class ReadLoad:
 class PatternRun:
     """One measurement under way. Threads add to it by ``add``."""
 
-    open_tier: Callable[[], Tier]  # gives a tier with nothing cached
+    open_tier: Callable[[], OpenTier]  # gives a tier with nothing cached
     slow: SlowStore  # the store below all of them
     queues: list[MessageQueue]  # to read
     load: ReadLoad  # what to do
@@ -169,10 +170,10 @@ class PatternRun:
     cache_bytes_max: int = 0  # most memory that a fetcher counted, sampled
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _before: tuple[int, int] = (0, 0)
-    _tier: Tier | None = None
+    _tier: OpenTier | None = None
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> OpenTier:
         """The tier under measurement."""
         if self._tier is None:
             self._tier = self.open_tier()
@@ -343,7 +344,7 @@ def _keys(run: PatternRun) -> None:
     """Half of the lookups miss. Filters are in memory already."""
     keys, seen = list(_some_keys(run)), Seen()
     run.close()
-    tier = run.tier
+    tier = Tier(run.tier)
     tier.query(keys[0][0], "a key that no message has", count=1)
     for number in range(run.load.reads):
         topic, key = keys[number // 2 % len(keys)]
@@ -358,7 +359,7 @@ def _some_keys(run: PatternRun) -> Iterator[tuple[str, str]]:
     places = _places(run, run.load.seed)
     for _ in range(max(run.load.reads // 2, 1)):
         queue, at, _ = next(places)
-        for message in run.tier.read(queue.topic, queue.queue_id, at, at + 1):
+        for message in Tier(run.tier).read(queue.topic, queue.queue_id, at, at + 1):
             for key in split_keys(message.keys)[:1] or [message.msg_id]:
                 yield queue.topic, key
 
@@ -371,7 +372,7 @@ def _times(run: PatternRun) -> None:
         assert incarnation is not None
         parts = [part for part in incarnation.parts() if part.store_max_ms >= 0]
         low, high = parts[0].store_min_ms, max(part.store_max_ms for part in parts)
-        work = partial(tier.offset_for_time, queue.topic, queue.queue_id, rng.randint(low, high))
+        work = partial(Tier(tier).offset_for_time, *queue, rng.randint(low, high))
         _lookup(run, seen, "time", work)
     run.add(seen)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from backends.base import ByteRange
 from backends.lazy_dataclass import dataclass
 from fetcher.limits import FetchSettings, TransferLimits
-from tiered.api.tier import Tier
+from tiered.api.open_tier import OpenTier
 from tiered.bench.dispatch import Cost, Measured, Stopwatch, peak_rss_bytes
 from tiered.bench.patterns import PATTERNS, PatternRun, ReadLoad, Slowness, SlowStore, percentile
 from tiered.errors import InvalidError
@@ -44,7 +44,9 @@ class ReadBench:
     requests: int = 16  # under way at once, on both sides
 
 
-def bench_read(tier: Tier, queues: list[MessageQueue], bench: ReadBench, clock: Clock) -> Measured:
+def bench_read(
+    tier: OpenTier, queues: list[MessageQueue], bench: ReadBench, clock: Clock
+) -> Measured:
     """Read as told, and fetch the same objects plainly, first."""
     load = bench.load
     if load.pattern not in PATTERNS:
@@ -73,24 +75,24 @@ def bench_read(tier: Tier, queues: list[MessageQueue], bench: ReadBench, clock: 
     )
 
 
-def _holds_any(tier: Tier, queue: MessageQueue) -> bool:
+def _holds_any(tier: OpenTier, queue: MessageQueue) -> bool:
     bounds = tier.bounds(queue.topic, queue.queue_id)
     return bounds.end > bounds.min
 
 
-def _open(tier: Tier, slow: SlowStore, bench: ReadBench, clock: Clock) -> Tier:
+def _open(tier: OpenTier, slow: SlowStore, bench: ReadBench, clock: Clock) -> OpenTier:
     """A tier with nothing cached, over the slow store; the journal is replayed at full speed."""
     transfers = TransferLimits(requests_in_flight_max=bench.requests)
     settings = FetchSettings.of_memory(bench.memory_bytes, transfers)
     slow.is_on = False
-    fresh = Tier(slow, tier.meter, tier.place, clock=clock, settings=settings)
+    fresh = OpenTier(slow, tier.meter, tier.place, clock=clock, settings=settings)
     fresh.refresh()
     slow.is_on = True
     return fresh
 
 
 def _plain(
-    tier: Tier, slow: SlowStore, queues: list[MessageQueue], bench: ReadBench, clock: Clock
+    tier: OpenTier, slow: SlowStore, queues: list[MessageQueue], bench: ReadBench, clock: Clock
 ) -> tuple[int, Cost]:
     """Ranged GETs and nothing else: how many bytes of records and items, and what they took; of packed ones less is read."""
     jobs = list(_ranges(tier, queues))
@@ -113,7 +115,7 @@ def _plain(
     return size_bytes * plain_bytes // max(stored_bytes, 1), cost
 
 
-def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteRange]]:
+def _ranges(tier: OpenTier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteRange]]:
     """The sections of the queues' present incarnations, neighbours together, in chunks."""
     sections = {
         (part.bundle.key, part.section.start, part.section.start + part.section.size_bytes)
@@ -128,7 +130,7 @@ def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteR
             yield tier.place.prefix + key, ByteRange(low, min(low + GET_BYTES, end))
 
 
-def _parts(tier: Tier, queues: list[MessageQueue]) -> Iterable[Part]:
+def _parts(tier: OpenTier, queues: list[MessageQueue]) -> Iterable[Part]:
     for queue in queues:
         incarnation = tier.state.incarnation(queue)
         assert incarnation is not None

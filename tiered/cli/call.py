@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.cli.options import SettingInForce
     from tiered.cli.stderr import Progress, Progressed
     from tiered.local.interface import LocalStore
@@ -214,7 +214,7 @@ class Call:
         memory_bytes: int | None = None,
         is_sequential: bool = False,
         isolation: str = "read_committed",
-    ) -> Tier:
+    ) -> OpenTier:
         """The one broker's tier that is meant.
 
         Args:
@@ -222,7 +222,7 @@ class Call:
         """
         from tiered.api import tier as api
 
-        found = api.open(
+        found = api.open_tier(
             url,
             cluster=self.common.cluster,
             broker=self.common.broker,

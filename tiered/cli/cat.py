@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from fetcher.filters import Filter
     from tiered.api.open_tier import OpenTier
-    from tiered.api.tier import Tier
     from tiered.cli.call import Call
     from tiered.log.cursor import QueueCursor
     from tiered.log.messages import Numbers
@@ -118,19 +117,17 @@ def run(call: Call, options: CatOptions) -> int:
     return 0
 
 
-def tiers_of(call: Call, tier: Tier, topic: str) -> list[Tier]:
+def tiers_of(call: Call, tier: OpenTier, topic: str) -> list[OpenTier]:
     """The tier, and the retry logs of its mounts that have the topic: what the broker left comes first."""
     if not topic.startswith(_OF_RETRIES):
         return [tier]
-    from tiered.api.tier import retry_logs
-
-    logs = retry_logs(tier)
+    logs = tier.retry_logs()
     for one in logs:
         call.opened.callback(one.close)
     return [one for one in (tier, *logs) if one.queues(topic)] or [tier]
 
 
-def _nothing_found(options: CatOptions, tier: Tier) -> str:
+def _nothing_found(options: CatOptions, tier: OpenTier) -> str:
     """What was looked for, and what there is."""
     from tiered.cli.values import span_text
 
@@ -206,7 +203,7 @@ def _form(call: Call, options: CatOptions) -> str:
     )
 
 
-def check_queues(tiers: Sequence[Tier], topic: str, number: int | None) -> None:
+def check_queues(tiers: Sequence[OpenTier], topic: str, number: int | None) -> None:
     """Refuse a topic or queue that none of the tiers has."""
     tier = tiers[0]
     known = sorted({queue.queue_id for one in tiers for queue in one.queues(topic)})
@@ -219,7 +216,7 @@ def check_queues(tiers: Sequence[Tier], topic: str, number: int | None) -> None:
     raise InvalidError(what, where=tier.store.url, do="`tiered ls URL` lists the topics and queues")
 
 
-def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> None:
+def _print_all(tier: OpenTier, printer: Printer, topic: str, number: int | None) -> None:
     queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
     readers: Iterable[QueueReader] = [printer.meet(queue, tier.reader) for queue in queues]
     if printer.left is None and printer.wish.from_ms is None and not tier.is_direct:
@@ -231,7 +228,7 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
 
 
 def _print_incarnations(
-    tier: Tier, printer: Printer, topic: str, number: int | None, which: str
+    tier: OpenTier, printer: Printer, topic: str, number: int | None, which: str
 ) -> None:
     """Each incarnation that is meant, the oldest of a queue first; of a number the last is what was not truncated."""
     from tiered.log.truncation import is_tail

@@ -131,7 +131,9 @@ def run_kafka(call: Call, folder: Path) -> int:
 
 def count_records(call: Call, url: str, isolation: str) -> int:
     """How many records a consumer of this isolation would be given."""
-    tier = call.tier(url, isolation=isolation)
+    from tiered.api.tier import Tier
+
+    tier = Tier(call.tier(url, isolation=isolation))
     return sum(1 for topic in tier.topics() for _ in tier.read_topic(topic))
 
 

@@ -41,7 +41,7 @@ _VERBOSE = frozenset({"attach", "mount"})
 
 
 ALIASES: Mapping[str, str] = {"take-back": "truncate"}
-"""Other names of commands, which help and completion do not list."""
+"""Deprecated names of commands, which help and completion do not list (docs/upgrading.md)."""
 
 
 class _Listed(NamedTuple):
@@ -183,6 +183,8 @@ class _Root(Program):
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in LISTED:
             return None
+        if name != cmd_name:
+            click.echo(f"tiered: {cmd_name} is deprecated; use {name}", err=True)
         module = importlib.import_module(f"tiered.cli.{LISTED[name].module}")
         found = (one for one in vars(module).values() if isinstance(one, click.Command))
         return next(one for one in found if one.name == name)

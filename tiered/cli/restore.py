@@ -29,7 +29,7 @@ from tiered.model import QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
     from tiered.mount.restore import Restored, RestorePlan, RestoreSelection
 
@@ -225,7 +225,7 @@ def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
     )
 
 
-def sampled_seconds(call: Call, tier: Tier, plan: RestorePlan) -> float:
+def sampled_seconds(call: Call, tier: OpenTier, plan: RestorePlan) -> float:
     """About how long it would take, by reading the beginnings of the largest queues side by side."""
     from tiered.api.reading import Span
     from tiered.api.sound import read_sound
@@ -248,7 +248,7 @@ def sampled_seconds(call: Call, tier: Tier, plan: RestorePlan) -> float:
     return round(seconds * plan.record_bytes / max(read_bytes, 1), 1)
 
 
-def planned(options: RestoreOptions, tier: Tier, plan: RestorePlan) -> dict[str, Any]:
+def planned(options: RestoreOptions, tier: OpenTier, plan: RestorePlan) -> dict[str, Any]:
     """What is known before it begins."""
     from tiered.mount.restore import building
 

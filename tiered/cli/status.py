@@ -16,7 +16,7 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
@@ -268,7 +268,7 @@ def run_ls(call: Call, options: LsOptions) -> int:
     return 0
 
 
-def queues_of(tier: Tier, topic: str | None) -> list[MessageQueue]:
+def queues_of(tier: OpenTier, topic: str | None) -> list[MessageQueue]:
     """The queues of a topic, or all."""
     queues = tier.queues(topic)
     if topic is not None and not queues:
@@ -280,7 +280,7 @@ def queues_of(tier: Tier, topic: str | None) -> list[MessageQueue]:
     return queues
 
 
-def queue_listing(tier: Tier, queues: list[MessageQueue]) -> list[Row]:
+def queue_listing(tier: OpenTier, queues: list[MessageQueue]) -> list[Row]:
     """A row a queue."""
     from tiered.upkeep.status import BrokerFacts, queue_rows
 
@@ -297,7 +297,7 @@ def queue_listing(tier: Tier, queues: list[MessageQueue]) -> list[Row]:
     ]
 
 
-def incarnation_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
+def incarnation_rows(tier: OpenTier, queue: MessageQueue) -> Iterator[Row]:
     """A row for each incarnation of a queue, oldest first."""
     from tiered.log.truncation import is_tail
 
@@ -335,7 +335,7 @@ def _part_row(queue: MessageQueue, incarnation: int, segment: Segment, number: i
     }
 
 
-def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
+def object_rows(tier: OpenTier, queues: list[MessageQueue]) -> Iterator[Row]:
     """A row for each object (bundle) in which these queues have something, lowest level first; ``parts``: what that is.
 
     Keys are relative to the URL.

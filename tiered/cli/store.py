@@ -21,7 +21,7 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
     from tiered.local.interface import LocalStore, RecordBatch
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
@@ -434,7 +434,7 @@ class RefillOptions(StoreDirOptions):
 class _TierSource:
     """A tier that has the messages."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: OpenTier) -> None:
         self._tier = tier
 
     def ends(self) -> Mapping[MessageQueue, QueueOffset]:

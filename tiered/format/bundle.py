@@ -431,7 +431,7 @@ def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int, int]
         raise damaged("the checksum of the footer is wrong", where)
     if version not in _FORMATS:
         raise OtherVersionError(
-            f"a bundle of format version {version}, where {FORMAT} is known", where=where
+            f"a bundle of format version {version}, where 1 to {FORMAT} are known", where=where
         )
     return size, table_bytes, count, table_crc, level
 

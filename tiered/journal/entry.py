@@ -27,7 +27,7 @@ from tiered.journal.typed import AnyInt, as_object
 from tiered.keys import TIMER
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Iterator
 
 FORMAT_VERSION = 1
 EPOCH = "epoch"
@@ -102,7 +102,7 @@ def seal_text(document: Mapping[str, Any]) -> bytes:
 
 
 def open_text(
-    data: bytes, *, where: str, versions: Container[int] = (FORMAT_VERSION,)
+    data: bytes, *, where: str, versions: Sequence[int] = (FORMAT_VERSION,)
 ) -> dict[str, Any]:
     """Check and parse what ``seal_text`` made."""
     line, _, rest = data.partition(b"\n")
@@ -118,7 +118,8 @@ def open_text(
         raise OtherVersionError("it is not a JSON object", where=where)
     found = document.get("format")
     if type(found) is not int or found not in versions:
-        raise OtherVersionError(f"format {found!r:.80} is unknown", where=where)
+        known = " and ".join(map(str, versions))
+        raise OtherVersionError(f"its format is {found!r:.80}, where {known} is known", where=where)
     return document
 
 

@@ -44,6 +44,14 @@ class TierBatch:
     records: RecordBatch  # the records; ``positions`` count from ``log_offset``
     log_offset: LogOffset  # of the first byte of ``records.data``
 
+    def __repr__(self) -> str:
+        records = self.records
+        topic, queue_id = records.queue
+        size = memoryview(records.data).nbytes
+        return (
+            f"<TierBatch {topic}/{queue_id}@[{self.base_offset}, {self.end_offset}) {size} bytes>"
+        )
+
     @property
     def base_offset(self) -> QueueOffset:
         """Queue offset of the first item."""

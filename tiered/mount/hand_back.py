@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Mapping
 
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.clock import Clock
     from tiered.format.record import Record
     from tiered.mount.offsets import Name
@@ -65,7 +65,7 @@ class HandedBack:
 
 
 def hand_back(
-    tier: Tier, directory: str, mount: str, clock: Clock, rng: random.Random
+    tier: OpenTier, directory: str, mount: str, clock: Clock, rng: random.Random
 ) -> HandedBack:
     """Hand back what a mount knows.
 
@@ -111,7 +111,7 @@ def hand_back(
         )
 
 
-def _require_stopped(tier: Tier, directory: str) -> None:
+def _require_stopped(tier: OpenTier, directory: str) -> None:
     """Refuse another broker's store, and one that is being written to."""
     place = tier.place
     names = RocketMQOptions(cluster=place.cluster, broker=place.broker)
@@ -130,7 +130,7 @@ def _require_stopped(tier: Tier, directory: str) -> None:
 class _Handing:
     """One handing back, with everything held."""
 
-    tier: Tier
+    tier: OpenTier
     store: MessageStore
     known: Mapping[Name, Mapping[int, int]]
     place: RetryPlace

@@ -56,7 +56,6 @@ from tiered.api.broker_place import RetryPlace, require_rocketmq
 from tiered.api.reading import Span, plan_span, read_for
 from tiered.api.sound import Lost, find_lost, read_sound, told
 from tiered.api.stores import backend_errors
-from tiered.api.tier import retry_logs
 from tiered.errors import DataError, InvalidError
 from tiered.format.fastjson import loads
 from tiered.format.items import ITEM_BYTES
@@ -97,7 +96,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-    from tiered.api.tier import Tier
+    from tiered.api.open_tier import OpenTier
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Parts
@@ -167,7 +166,7 @@ class RestorePlan:
     or are not selected."""
     retries: tuple[Span, ...] = ()
     """Of what was sent back to the mount: what waits for its time, what was given out again, dead letters."""
-    retry_tier: Tier | None = None  # of these; whoever makes the plan closes it
+    retry_tier: OpenTier | None = None  # of these; whoever makes the plan closes it
 
     @property
     def delay_offsets(self) -> dict[int, int]:
@@ -179,7 +178,7 @@ class RestorePlan:
         }
 
 
-def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
+def plan_restore(tier: OpenTier, selection: RestoreSelection) -> RestorePlan:
     """Say what a restore would do."""
     kind, what = tier.state.store.get("kind"), "restoring writes a store of RocketMQ"
     require_rocketmq(kind, what, tier.store.url, "give the tier of a RocketMQ broker")
@@ -228,9 +227,9 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
     )
 
 
-def _plan_retries(tier: Tier, mount: str) -> tuple[Tier | None, tuple[Span, ...]]:
+def _plan_retries(tier: OpenTier, mount: str) -> tuple[OpenTier | None, tuple[Span, ...]]:
     """All that lies in a mount's retry log, behind what the broker's tier has of the same queues."""
-    for one in retry_logs(tier):
+    for one in tier.retry_logs():
         if isinstance(one.place, RetryPlace) and one.place.mount == mount:
             spans = []
             for queue in one.queues():
@@ -248,7 +247,7 @@ def building(directory: str) -> Path:
     return target.with_name(target.name + SUFFIX)
 
 
-def _choose_mount(tier: Tier, wanted: str) -> tuple[str, tuple[str, ...]]:
+def _choose_mount(tier: OpenTier, wanted: str) -> tuple[str, tuple[str, ...]]:
     """The mount of which offsets are taken, and those of which none are."""
     with backend_errors():
         there = mounts_with_offsets(tier.store, tier.place.prefix)
@@ -262,7 +261,7 @@ def _choose_mount(tier: Tier, wanted: str) -> tuple[str, tuple[str, ...]]:
     return chosen, tuple(name for name in there if name != chosen)
 
 
-def _span(tier: Tier, queue: MessageQueue, selection: RestoreSelection) -> Span:
+def _span(tier: OpenTier, queue: MessageQueue, selection: RestoreSelection) -> Span:
     """Of one queue, from the first message in time to the first behind it."""
     cursor = tier.reader.cursor(queue)
     start: int = cursor.low
@@ -422,7 +421,7 @@ class Restore:
 
     def __init__(
         self,
-        tier: Tier,
+        tier: OpenTier,
         plan: RestorePlan,
         directory: str,
         options: StoreOptions,
@@ -527,7 +526,7 @@ class Restore:
             is_whole = self._fill_of(plan.retry_tier, plan.retries, _RETRIES, log)
         return is_whole
 
-    def _fill_of(self, tier: Tier, spans: Sequence[Span], name: str, log: RestoredLog) -> bool:
+    def _fill_of(self, tier: OpenTier, spans: Sequence[Span], name: str, log: RestoredLog) -> bool:
         """The same of one tier; ``name`` of the rows that say how far it is."""
         with tier.group() as group:
             tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
@@ -539,13 +538,13 @@ class Restore:
                 self._tell_damage(tier, spans, sources, error)
                 raise
 
-    def _batches(self, tier: Tier, span: Span, group: str) -> Iterator[TierBatch]:
+    def _batches(self, tier: OpenTier, span: Span, group: str) -> Iterator[TierBatch]:
         if self._accepts_damage:
             return read_sound(tier, span, group, self._batch_bytes, self._lost)
         return read_for(tier, span, group, self._batch_bytes)
 
     def _tell_damage(
-        self, tier: Tier, spans: Sequence[Span], sources: Sequence[_Source], first: DataError
+        self, tier: OpenTier, spans: Sequence[Span], sources: Sequence[_Source], first: DataError
     ) -> None:
         """Name all that is damaged of what is left, by reading it."""
         both = zip(spans, sources, strict=True)

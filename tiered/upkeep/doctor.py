@@ -38,6 +38,7 @@ from tiered.api.broker_place import find_places
 from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.log.verify import is_known_key
+from tiered.packages import OURS, shared_with
 from tiered.upkeep.status import bills_requests, dearest, rate_document, rate_text, read_rate
 from tiered.upkeep.workplace import EXPIRED, GONE, UNREADABLE, report_lease
 
@@ -99,6 +100,7 @@ def examine(
             yield _freshness()
     if open_local is not None:
         yield _local(open_local)
+    yield _packages()
     yield from _machine()
 
 
@@ -369,6 +371,19 @@ def _local(open_local: Callable[[], LocalStore]) -> Check:
         detail += f", {report.damaged_records} damaged records so far"
         return Check("local_store", WARN, detail, "they go to quarantine; look at the disk")
     return Check("local_store", OK, detail)
+
+
+def _packages() -> Check:
+    """That those which are loaded are ours, each command has seen at its start."""
+    others = shared_with()
+    if not others:
+        return Check("packages", OK, f"no other distribution has files of {OURS}'s packages")
+    names = " ".join(other.split()[0] for other in others)
+    advice = (
+        f"install {OURS} in an environment of its own: removing {names} removes files of {OURS}'s"
+    )
+    detail = f"{', '.join(others)}: packages of the same names as {OURS}'s, in the same place"
+    return Check("packages", WARN, detail, advice)
 
 
 def _machine() -> Iterator[Check]:
