@@ -19,7 +19,6 @@ import logging
 import socket
 import threading
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
@@ -135,21 +134,28 @@ class PageMaker:
         make = PAGES.get(path)
         if make is None:
             error = InvalidError(f"there is no page {path}", do="begin at the first page")
-            return self.failed(error, HTTPStatus.NOT_FOUND)
+            return self.failed(error, HTTPStatus.NOT_FOUND, PageQuery({}))
         try:
             with backend_errors():
                 return self._rendered(make(self._sources, PageQuery(fields)), HTTPStatus.OK)
         except TieredStoreError as error:
             return self.failed(error, _status_of(error), PageQuery(fields))
         except (OSError, BackendError) as error:
-            return self.failed(StoreUnavailableError(str(error)), HTTPStatus.BAD_GATEWAY)
+            away = StoreUnavailableError(str(error))
+            return self.failed(away, HTTPStatus.BAD_GATEWAY, PageQuery(fields))
 
     def failed(
         self, error: TieredStoreError, status: HTTPStatus, query: PageQuery | None = None
     ) -> Answer:
-        """A page that says what is wrong, where, and what to do."""
-        names: dict[str, Any] = {"error": error, "status": int(status), "place": None}
-        if query is not None and {"cluster", "broker"} <= set(query.values):
+        """A page that says what is wrong, where, and what to do.
+
+        Args:
+            query: What was asked; None: by somebody who was not let in, and learns nothing of the tier.
+        """
+        names: dict[str, Any] = {"error": error}
+        if query is None:
+            names["url"] = ""
+        elif {"cluster", "broker"} <= set(query.values):
             names["place"] = {name: query.values[name] for name in ("cluster", "broker")}
         return self._rendered(Page("error.html", "Cannot be shown", names), status)
 
@@ -308,12 +314,11 @@ def _handler(maker: PageMaker, admission: Admission) -> type[BaseHTTPRequestHand
             """That the request bears, in a header or a cookie."""
             scheme, _, value = self.headers.get("Authorization", "").partition(" ")
             found = [value.strip()] if scheme.lower() == "bearer" else []
-            try:
-                cookies = SimpleCookie(self.headers.get("Cookie", ""))
-            except CookieError:
-                return found
-            name = self._cookie_name
-            return [*found, cookies[name].value] if name in cookies else found
+            # By hand: one odd cookie of another program on this machine would hide ours from the library.
+            for cookie in self.headers.get("Cookie", "").split(";"):
+                name, _, value = cookie.strip().partition("=")
+                found += [value] if name == self._cookie_name else []
+            return found
 
         @property
         def _cookie_name(self) -> str:
