@@ -102,7 +102,7 @@ def read_backward(
         if high - at >= SCANNED_MAX or clock.monotonic_s() > deadline_s:
             return BrowsedPage(tuple(rows), at, high, is_cut=True)
         begin = max(low, at - step)
-        rows = [*_between(reader, begin, at, wanted), *rows]
+        rows = _joined([*_between(reader, begin, at, wanted)], rows)
         at = begin
     extra = sum(row.message is not None for row in rows) - count
     while extra > 0:
@@ -118,6 +118,13 @@ def _between(
     while at < end:
         rows, at = _step(reader, at, end - at, wanted)
         yield from (row for row in rows if row.start < end)
+
+
+def _joined(before: list[BrowsedRow], rows: list[BrowsedRow]) -> list[BrowsedRow]:
+    """One behind the other; a gap or damage that reaches from one into the other is one."""
+    if before and rows and before[-1].message is None and before[-1].end > rows[0].start:
+        rows = rows[1:]
+    return [*before, *rows]
 
 
 def _step(

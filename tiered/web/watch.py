@@ -13,6 +13,7 @@ Threads: any may call ``view``; looks are made by one thread and its pool. A cra
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from tiered.api.broker_place import Place, find_places, no_tier
 from tiered.api.stores import what_to_do
 from tiered.errors import (
     DataError,
+    InternalError,
     InvalidError,
     OtherVersionError,
     StoreUnavailableError,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from tiered.local.interface import LocalStore
     from tiered.upkeep.status import Document
 
+_LOG = logging.getLogger("tiered.web")
 IDLE_S = 60.0
 FIRST_S = 8.0
 """How long a page waits for the first view, or for a new one when nobody has looked for a while."""
@@ -204,14 +207,20 @@ class TierWatch:
 
     def look(self) -> None:
         """Catch up with all brokers. From one thread."""
-        view, trouble = self._view, None
+        view, trouble = self._view, None  # what is seen, and why it is old
         try:
             view = self._made()
         except TieredStoreError as error:
             trouble = error
-        except (BackendError, OSError, RuntimeError) as error:
+        except (BackendError, OSError) as error:
             do = what_to_do(error) if isinstance(error, BackendError) else ""
             trouble = StoreUnavailableError(str(error), where=self.store.url, do=do)
+        except Exception as error:  # noqa: BLE001 (a defect must not end all looks)
+            if self._stop.is_set():  # which cancels what is under way
+                return
+            _LOG.exception("a look at %s failed", self.store.url)
+            what = f"a defect of ours: {type(error).__name__}: {error}"
+            trouble = InternalError(what, do="see the log, and report it")
         with self._looked:
             self._trouble = trouble
             self._view = view and replace(view, trouble=trouble)
@@ -281,6 +290,10 @@ class TierWatch:
             known.rate_s = now_s
         elif known.view is not None:
             facts = replace(facts, rate=known.view.facts.rate)
+        if facts.lease is None and known.view is not None and known.view.facts.lease is not None:
+            self._places = (
+                None  # a lease does not go alone: whoever is still there shows at the next look
+            )
         known.view = self._viewed(known, facts, now_ms)
         return known.view
 
