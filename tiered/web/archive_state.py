@@ -51,6 +51,7 @@ class ArchiveWatch:
         self._lock = threading.Lock()
         self._log: JournalReader[ArchiveState] | None = None
         self._looked_s = float("-inf")
+        self._summaries: dict[Place, tuple[ArchiveState, int, ArchiveSummary]] = {}
 
     def state(self) -> ArchiveState:
         """What the log says, ``FRESH_S`` old at most."""
@@ -69,8 +70,15 @@ class ArchiveWatch:
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
     def summary(self, view: BrokerView) -> ArchiveSummary:
-        """What is archived of a broker, and what a run would do."""
-        state, opened = self.state(), self._opened
+        """What is archived of a broker, and what a run would do; kept until one of the two logs goes on."""
+        state, number = self.state(), view.facts.journal_number
+        known = self._summaries.get(view.place)
+        if known is None or known[0] is not state or known[1] != number:
+            known = self._summaries[view.place] = state, number, self._summary(state, view)
+        return known[2]
+
+    def _summary(self, state: ArchiveState, view: BrokerView) -> ArchiveSummary:
+        opened = self._opened
         rng = random.SystemRandom()
         at = JobContext(view.reader.store, view.place, opened.store, opened.meter, self._clock, rng)
         return ArchiveSummary(
