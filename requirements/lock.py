@@ -54,8 +54,20 @@ EXTRAS = {
         "spark",
         "sql",
         "test",
+        "web",
     ],
-    "runtime.txt": ["acl", "bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql"],
+    "runtime.txt": [
+        "acl",
+        "bodies",
+        "charts",
+        "fsspec",
+        "iceberg",
+        "s3",
+        "s3fs",
+        "spark",
+        "sql",
+        "web",
+    ],
     "light.txt": [],
 }
 DIGEST = "# tables sha256: "

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from backends.lazy_dataclass import dataclass
+from backends.wrapping import Prices
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from tiered.journal.append import JournalWriter
     from tiered.log.parts import Incarnation, TierState
     from tiered.log.timers import TimerHour
-    from timer.dequeue import DueBlock, DueItems, DueMessage, TimerReader
+    from timer.dequeue import DueBlock, DueItems, DueMessage, HourRow, TimerReader
     from timer.records import Longs
 
 _LOG = logging.getLogger("tiered.timer")
@@ -572,3 +573,16 @@ def expected_requests(hours: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
         reads += parts
     reads += bool(writes)  # the copy that was there
     return writes + 2 * entries + 2 * entries // CHECKPOINT_ENTRIES, reads
+
+
+def cost_document(hours: Sequence[HourRow]) -> dict[str, Any]:
+    """What handing over these hours comes to, by the list prices of S3; a run that waits costs more (docs/timers.md)."""
+    writes, reads = expected_requests((row.messages, row.size_bytes, row.parts) for row in hours)
+    prices, count = Prices(), sum(row.messages for row in hours)
+    dollars = (writes * prices.write_per_1000 + reads * prices.read_per_1000) / 1000
+    return {
+        "writes": writes,
+        "reads": reads,
+        "dollars": dollars,
+        "dollars_per_million": dollars / count * 1e6 if count else 0.0,
+    }

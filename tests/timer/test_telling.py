@@ -17,10 +17,9 @@ from support.timers import PREFIX, Box, Timers
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
 from tiered.cli.serve import MetricsServer
-from tiered.cli.timer import cost_document
 from tiered.log.timers import HOUR_MS
 from timer.dequeue import TimerReader
-from timer.handover import BATCH
+from timer.handover import BATCH, cost_document
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ArchiveQueue
-    from tiered.archive.plan import Plan
+    from tiered.archive.plan import Open, Plan
     from tiered.archive.stale import Remade, Stale
     from tiered.clock import Clock
     from tiered.journal.entry import Action
@@ -904,3 +904,42 @@ def first_error(result: Result) -> Exception | None:
 
 
 __all__ = ["JobContext", "Result", "first_error", "log_writer", "plan_job", "run_job"]
+
+# -- as documents ----------------------------------------------------------------------------------
+
+
+def plan_document(at: JobContext, plan: Plan) -> dict[str, Any]:
+    """What a run would do, as ``tiered archive --dry-run --json`` shows it."""
+    return {
+        **plan_head(at, plan),
+        "postponed": plan.postponed,
+        "open": [queue_row(one) for one in plan.opened],
+        "tasks": [queue_row(task) for task in plan.tasks],
+    }
+
+
+def plan_head(at: JobContext, plan: Plan) -> dict[str, Any]:
+    """How documents of a run begin."""
+    return {
+        "format": 1,
+        "archive": at.archive.url,
+        "cluster": at.place.cluster,
+        "broker": at.place.broker,
+        "planned": len(plan.tasks),
+        "planned_bytes": plan.size_bytes,
+        "archived_before": plan.archived_segments,
+        "outside": plan.outside,
+        "strange": len(plan.strange),
+    }
+
+
+def queue_row(one: Task | Open) -> dict[str, Any]:
+    """What is to be archived of a queue, or is not sealed yet."""
+    return {
+        "topic": one.queue.topic,
+        "queue_id": one.queue.queue_id,
+        "incarnation": one.queue.incarnation,
+        "start": one.start,
+        "end": one.end,
+        "size_bytes": one.size_bytes,
+    }

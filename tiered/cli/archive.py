@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tiered.archive.lookup import Built
     from tiered.archive.merging import Merged
     from tiered.archive.model import ArchiveQueue
-    from tiered.archive.plan import Limits, Open, Plan, Task
+    from tiered.archive.plan import Limits
     from tiered.archive.task import JobContext
     from tiered.cli.call import Call
     from tiered.upkeep.engine import Engine, T, V, WorkContext
@@ -328,7 +328,7 @@ def _limits(call: Call, options: ArchiveOptions) -> Limits:
 
 def _plan(call: Call, options: ArchiveOptions, at: JobContext) -> int:
     from tiered.archive.audit import read_log
-    from tiered.archive.job import plan_job, read_tier, require_possible
+    from tiered.archive.job import plan_document, plan_job, read_tier, require_possible
     from tiered.archive.plan import limited
 
     state, reader = read_log(at), read_tier(at)
@@ -833,8 +833,10 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
 
 def result_document(at: JobContext, result: Result, *, sealed: int) -> dict[str, Any]:
     """What a run did."""
+    from tiered.archive.job import plan_head, queue_row
+
     return {
-        **_head(at, result.plan),
+        **plan_head(at, result.plan),
         "run": result.run,
         "sealed": sealed,
         "by_others": result.overtaken,
@@ -845,7 +847,7 @@ def result_document(at: JobContext, result: Result, *, sealed: int) -> dict[str,
         "stale": [asdict(one) for one in result.stale],
         "remade": asdict(result.remade) if result.remade else None,
         "postponed": result.plan.postponed + result.not_begun,
-        "open": [_row(one) for one in result.plan.opened],
+        "open": [queue_row(one) for one in result.plan.opened],
         "harmed": [{"key": key, "what": what} for key, what in result.harmed.items()],
         "damaged_messages": result.damaged_messages,
         "failed": [
@@ -860,32 +862,3 @@ def _member_rows(counts: Counter[tuple[str, str]], what: str) -> list[dict[str, 
         {"topic": topic, "member": member, what: count}
         for (topic, member), count in sorted(counts.items())
     ]
-
-
-def plan_document(at: JobContext, plan: Plan) -> dict[str, Any]:
-    """What a run would do."""
-    return {
-        **_head(at, plan),
-        "postponed": plan.postponed,
-        "open": [_row(one) for one in plan.opened],
-        "tasks": [_row(task) for task in plan.tasks],
-    }
-
-
-def _row(one: Task | Open) -> dict[str, Any]:
-    """What is to be archived of a queue, or is not sealed yet."""
-    queue = picked(one.queue, "topic", "queue_id", "incarnation")
-    return queue | picked(one, "start", "end", "size_bytes")
-
-
-def _head(at: JobContext, plan: Plan) -> dict[str, Any]:
-    return {
-        "format": 1,
-        "archive": at.archive.url,
-        **picked(at.place, "cluster", "broker"),
-        "planned": len(plan.tasks),
-        "planned_bytes": plan.size_bytes,
-        "archived_before": plan.archived_segments,
-        "outside": plan.outside,
-        "strange": len(plan.strange),
-    }

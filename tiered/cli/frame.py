@@ -36,7 +36,7 @@ WIDTH = 100
 HELP_OPTIONS = ["--help", "-h"]
 COMPLETION_VARIABLE = "_TIERED_COMPLETE"
 COMMON = settings_of(CommonOptions, "")
-_VERBOSE = frozenset({"attach", "mount"})
+_VERBOSE = frozenset({"attach", "mount", "web"})
 """Commands that run for long, whose log says what they do."""
 
 
@@ -70,6 +70,7 @@ LISTED: Mapping[str, _Listed] = {
     "lease": _Listed("status", "Says who writes a tier and until when, or frees its lease."),
     "rebuild": _Listed("verify", "Makes a lost journal again, from the objects."),
     "doctor": _Listed("doctor", "Looks for what is set up wrong, and says what to do."),
+    "web": _Listed("web", "Shows a tier as pages in a browser, read-only."),
     "mount": _Listed("mount", "Serves a tier read-only to RocketMQ's clients."),
     "restore": _Listed("restore", "Makes a store directory of a tier, for a broker to start on."),
     "timer": _Listed("timer", "Keeps messages that are due much later."),

@@ -16,7 +16,7 @@ from tiered.errors import DataError, InvalidError
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.cli.call import Call
-    from tiered.index.lookup import AnyHit, Lookup, Wish
+    from tiered.index.lookup import Lookup, Wish
 
 
 _SCAN_BYTES = 256 << 20
@@ -56,6 +56,8 @@ def run(call: Call, options: QueryOptions) -> int:
         tiered query file:///tmp/tier orders --key order-17
         tiered query s3://bucket2/parquet orders --key order-17 --from now-2h --count 1
     """
+    from tiered.index.lookup import hit_line
+
     is_document = _is_document(call)
     objects = call.objects(options.url)
     if is_archive(objects):
@@ -73,7 +75,7 @@ def run(call: Call, options: QueryOptions) -> int:
             do="`tiered ls URL` lists the topics",
         )
     found = tier.lookup(wish)
-    lines = [_line(hit, raw_body=options.raw_body) for hit in found.hits]
+    lines = [hit_line(hit, raw_body=options.raw_body) for hit in found.hits]
     _print(call, lines, found, is_document=is_document)
     if not lines:
         _say_nothing(call, options)
@@ -146,23 +148,6 @@ def _print(
     else:
         out.writelines(line + b"\n" for line in lines)
     out.flush()
-
-
-def _line(hit: AnyHit, *, raw_body: bool) -> bytes:
-    from tiered.format.message_forms import message_line
-    from tiered.index.lookup import ForeignHit, Hit
-    from tiered.log.messages import messages_lines
-
-    if isinstance(hit, ForeignHit):
-        return messages_lines(hit.batch.records, None, raw_body=raw_body)[0]
-    assert isinstance(hit, Hit)
-    return message_line(
-        hit.message,
-        tag_code=hit.tag_code,
-        log_offset=hit.log_offset,
-        raw_body=raw_body,
-        stored_sys_flag=hit.stored.sys_flag,
-    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
     from tiered.cli.stderr import Progressed
     from tiered.log.parts import TierState
-    from timer.dequeue import Damaged, DueMessage, HourRow, TimerReader
+    from timer.dequeue import Damaged, DueMessage, TimerReader
 
 HOUR_COLUMNS = ["hour_ms", "messages", "bytes", "due_min_ms", "due_max_ms"]
 MESSAGE_COLUMNS = [
@@ -179,6 +179,7 @@ def run_ls(call: Call, options: TimerLsOptions) -> int:
         tiered timer ls file:///tmp/tier --messages
     """
     from timer.dequeue import refused_in
+    from timer.handover import cost_document
 
     damaged = dict[int, DataError]()
     reader, head = _opened(call, options.url)
@@ -198,22 +199,6 @@ def run_ls(call: Call, options: TimerLsOptions) -> int:
     show(call, {**head, "hours": rows, **said}, rows=rows, columns=HOUR_COLUMNS, lines=lines)
     _require_sound(call, damaged)
     return DONE
-
-
-def cost_document(hours: Sequence[HourRow]) -> dict[str, Any]:
-    """What handing over these hours comes to, by the list prices of S3; a run that waits costs more (docs/timers.md)."""
-    from backends.wrapping import Prices
-    from timer.handover import expected_requests
-
-    writes, reads = expected_requests((row.messages, row.size_bytes, row.parts) for row in hours)
-    prices, count = Prices(), sum(row.messages for row in hours)
-    dollars = (writes * prices.write_per_1000 + reads * prices.read_per_1000) / 1000
-    return {
-        "writes": writes,
-        "reads": reads,
-        "dollars": dollars,
-        "dollars_per_million": dollars / count * 1e6 if count else 0.0,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ from tiered.format.index_object import (
     bucket_bits,
     filter_bytes,
 )
-from tiered.format.message_forms import split_batch
+from tiered.format.message_forms import message_line, split_batch
 from tiered.format.object import Trailer, parse_trailer
 from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
 from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
@@ -53,7 +53,7 @@ from tiered.format.record_kind import RecordKind
 from tiered.index.extract import extract_keys, key_hash, topic_seed
 from tiered.log.decode import TierBatch
 from tiered.log.indexed import uncovered
-from tiered.log.messages import foreign_messages
+from tiered.log.messages import foreign_messages, messages_lines
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.sections import read_range
 from tiered.log.state import Gap, TierState
@@ -165,6 +165,20 @@ class ForeignHit(AnyHit):
     """A message of another store."""
 
     batch: TierBatch  # its item alone, and the stored record that holds it
+
+
+def hit_line(hit: AnyHit, *, raw_body: bool) -> bytes:
+    """As a line of JSON without its end; see ``tiered.log.messages``."""
+    if isinstance(hit, ForeignHit):
+        return messages_lines(hit.batch.records, None, raw_body=raw_body)[0]
+    assert isinstance(hit, Hit)
+    return message_line(
+        hit.message,
+        tag_code=hit.tag_code,
+        log_offset=hit.log_offset,
+        raw_body=raw_body,
+        stored_sys_flag=hit.stored.sys_flag,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,20 +80,22 @@ def examine(
     options: S3Options,
     *,
     clock: Clock,
-    probe_id: str,
+    probe_id: str | None,
     trial: ObjectStore | None = None,
     open_local: Callable[[], LocalStore] | None = None,
 ) -> Iterator[Check]:
     """Look at everything, in order.
 
     Args:
+        probe_id: Names the probes that are written; None: nothing is written, and what only writing shows is left out.
         trial: Where they are written (``trial_store``); None: in the store itself.
         open_local: Opens the local store, which is closed again; None: there is none to look at.
     """
     reached = _reachability(store)
     yield from reached
     if reached[0].status != FAIL:
-        yield from _rights(trial or store, clock, probe_id)
+        if probe_id is not None:
+            yield from _rights(trial or store, clock, probe_id)
         yield from _surroundings(url, options)
         yield from _tier(store, clock)
         if bills_requests(url):

@@ -124,7 +124,8 @@ def read_status(
     unread: list[UnreadBroker] = []
     for place in places:
         try:
-            found.append(_read(store, place, local, now_ms, selects))
+            reader = TierReader(store, place.prefix)
+            found.append(read_broker(reader, place, now_ms, local=local, selects=selects))
         except (DataError, OtherVersionError) as error:
             if len(places) == 1:
                 raise
@@ -137,15 +138,22 @@ def read_status(
     return found, unread
 
 
-def _read(
-    store: ObjectStore,
+def read_broker(
+    reader: TierReader,
     place: Place,
-    local: LocalStore | None,
     now_ms: int,
-    selects: Callable[[str], bool],
+    *,
+    local: LocalStore | None = None,
+    selects: Callable[[str], bool] = lambda _topic: True,
+    with_rate: bool = True,
 ) -> BrokerFacts:
-    reader = TierReader(store, place.prefix)
+    """Read what is new of a broker by its reader, which may have read it before.
+
+    Args:
+        with_rate: Read the newest entries as well, a request each, for what its writer does.
+    """
     reader.refresh()
+    store = reader.store
     lease, _ = read_lease(store, place.prefix + LEASE)
     if local is not None:
         require_same_id(reader.state, local)
@@ -153,7 +161,7 @@ def _read(
     facts = local_facts(local, reader.state, now_ms, selects) if local else None
     number = reader.journal_number
     is_held = lease is not None and not lease.released and lease.expires_ms > now_ms
-    rate = read_rate(store, place.prefix, number, now_ms) if is_held else None
+    rate = read_rate(store, place.prefix, number, now_ms) if is_held and with_rate else None
     return BrokerFacts(place, reader.state, number, lease, facts, rate)
 
 
