@@ -17,6 +17,7 @@ elsewhere when it has expired; offsets of consumers are those of the last snapsh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import socket
@@ -43,7 +44,8 @@ from tiered.metrics import Sample
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks, Relays
 from tiered.mount.name_servers import Identity, MountedTopics, NameServers
-from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
+from tiered.mount.offsets import ConsumerOffsets, MountState, OffsetsKeeper
+from tiered.mount.popping import Assignments, Popper
 from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
@@ -91,6 +93,7 @@ class MountSettings:
     known_offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
     """Offsets for groups that have none there."""
     snapshot_s: float = 5.0  # how often they are kept
+    ack_s: float = 0.25  # how often at most, where acknowledgements of messages wait for it
     refresh_s: float = 5.0  # how often the tier is looked at for what is new
     lease_s: float = 10.0  # how long the lease lasts
     wait: bool = True  # wait for another mount of this name to end
@@ -148,6 +151,7 @@ class Mount:
         self.names: NameServers | None = None
         self.server: RemotingServer | None = None
         self.puller: Puller | None = None
+        self.popper: Popper | None = None
         self._settings = settings
         self._clock = clock
         self._stopping = stopping
@@ -335,6 +339,16 @@ class Mount:
             clock=self._clock,
             limits=settings.pulls,
         )
+        self.popper = Popper(
+            self.store,
+            self.topics,
+            self.offsets,
+            self.keeper.kept if self.keeper is not None else MountState(),
+            is_kept=self.keeper is not None,
+            executor=readers,
+            clock=self._clock,
+            pulls=settings.pulls,
+        )
         self.server = RemotingServer({}, self._clock, settings.server, on_gone=self.consumers.gone)
         host, port = settings.listen
         # First: who is told the main port may use the other one at once.
@@ -356,7 +370,6 @@ class Mount:
             self.locks,
             self.offsets,
             self.puller,
-            self.names,
             readers,
             self._clock,
             self._clock.now_ms(),
@@ -373,7 +386,14 @@ class Mount:
             groups,
         )
         relays = Relays(self.consumers, identity.broker, queries.record_at)
-        self.server.handlers = {**answers.handlers(), **queries.handlers(), **relays.handlers()}
+        assigning = Assignments(self.popper.log, self.topics, self.consumers, self.names)
+        self.server.handlers = {
+            **answers.handlers(),
+            **queries.handlers(),
+            **relays.handlers(),
+            **self.popper.handlers(),
+            **assigning.handlers(),
+        }
         # Last: from here on clients come, and all that answers them is there.
         await self.names.begin()
         return self.names
@@ -386,9 +406,14 @@ class Mount:
         if self.names is not None:
             await self.names.unregister()
         is_answered = True
-        if self.puller is not None and self.server is not None:
+        # Who waits for an acknowledgement is answered.
+        saving = asyncio.ensure_future(self._save_now_and_then(saver))
+        if self.puller is not None and self.popper is not None and self.server is not None:
             self.puller.close()
+            self.popper.close()
             is_answered = await self.server.close(max(until_s - self._clock.monotonic_s(), 0.0))
+        saving.cancel()
+        await asyncio.gather(saving, return_exceptions=True)
         self.is_drained = await self._save_at_last(saver, until_s) and is_answered
 
     # -- duties -----------------------------------------------------------------------------------
@@ -396,9 +421,11 @@ class Mount:
     async def _look(self) -> None:
         """See what the tier has got since."""
         assert self.puller is not None
+        assert self.popper is not None
         while True:
             await asyncio.sleep(LOOK_S)
             self.puller.look()
+            self.popper.look()
 
     async def _tidy(self) -> None:
         """Topics that have come, clients that have gone."""
@@ -406,6 +433,8 @@ class Mount:
             await asyncio.sleep(min(TIDY_S, self._settings.refresh_s))
             self.consumers.expire()
             self.locks.expire()
+            if self.popper is not None:
+                self.popper.tidy()
             if self.topics.update(self.store.tiered_queues()) and self.names is not None:
                 self.names.change()
 
@@ -420,23 +449,31 @@ class Mount:
             await loop.run_in_executor(leaser, keeper.renew)
 
     async def _save_now_and_then(self, saver: ThreadPoolExecutor) -> None:
-        while True:
-            await asyncio.sleep(self._settings.snapshot_s)
+        while self.keeper is not None and self.popper is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.snapshot_s):
+                    await self.popper.log.wanted.wait()
             await self._save(saver)
+            # Acknowledgements that come meanwhile go together.
+            await asyncio.sleep(self._settings.ack_s)
 
     async def _save(self, saver: ThreadPoolExecutor) -> None:
         """Write what has changed; it is taken out only when that is done."""
         assert self.keeper is not None
         # Taken out while they are written, so that what changes meanwhile goes with the next; put back if it fails.
         rows = self.offsets.take_changes()
-        if not rows:
-            return
+        acks, modes = self.popper.take(rows) if self.popper is not None else ([], [])
+        is_saved = False
         try:
-            save = partial(self.keeper.save, rows)
-            await asyncio.get_running_loop().run_in_executor(saver, save)
-        except BaseException:
-            self.offsets.put_back(rows)
-            raise
+            if rows or acks or modes:
+                save = partial(self.keeper.save, rows, acks, modes)
+                await asyncio.get_running_loop().run_in_executor(saver, save)
+            is_saved = True
+        finally:
+            if not is_saved:
+                self.offsets.put_back(rows)
+            if self.popper is not None:
+                self.popper.log.done(is_written=is_saved)
 
     async def _save_at_last(self, saver: ThreadPoolExecutor, until_s: float) -> bool:
         """Whether all offsets are kept."""
@@ -541,6 +578,9 @@ def _client_samples(mount: Mount) -> Iterator[Sample]:
     yield Sample("tiered_mount_sent_bytes_total", server.counters.sent_bytes)
     yield Sample("tiered_mount_held_requests", puller.held)
     yield Sample("tiered_mount_skipped_messages_total", puller.skipped)
+    if mount.popper is not None:
+        yield Sample("tiered_mount_held_pops", mount.popper.held)
+        yield Sample("tiered_mount_popped_messages_in_flight", mount.popper.in_flight)
     for status, count in puller.found.copy().items():
         yield Sample("tiered_mount_pulls_total", count, {"status": status.name})
 
