@@ -32,7 +32,7 @@ FAR: Final = 1 << 62
 class Given:
     """A message in flight."""
 
-    until_ms: int  # hidden until then; 0: it waits to be given again
+    until_ms: int  # hidden up to then, included; 0: it waits to be given again
     popped_ms: int  # by which its last receiver names it
 
 
@@ -77,7 +77,7 @@ class QueuePops:
                 return self.next, self._starts[at] if at < len(self._starts) else FAR
 
     def _take_visible(self, now_ms: int, count: int) -> list[int]:
-        while self._hidden and self._hidden[0][0] <= now_ms:
+        while self._hidden and self._hidden[0][0] < now_ms:  # so that no two have it by one time
             until_ms, offset = heappop(self._hidden)
             one = self.given.get(offset)
             if one is not None and one.until_ms == until_ms:
@@ -109,7 +109,7 @@ class QueuePops:
         """Whether nothing may be given in order: a message that was is hidden. Who repeats a request gets it again."""
         if attempt and attempt == self.attempt:
             return False
-        return any(one.until_ms > now_ms for one in self.given.values())
+        return any(one.until_ms >= now_ms for one in self.given.values())
 
     def rewind(self) -> None:
         """Give all again that is not acknowledged."""
