@@ -132,7 +132,7 @@ def test_golden_bytes_of_what_was_popped():
 )
 def test_acknowledgements_that_no_mount_can_have_made_are_damage(row: list[Any]):
     action = {"do": "acks", "rows": [["g", "t", 0, *row]]}
-    with pytest.raises(ValueError, match="ascend|an offset or count|queue id"):
+    with pytest.raises(ValueError, match=r"ascend|queue id"):
         MountMachine().apply(MountState(1), entry(2, 1, action))
 
 
