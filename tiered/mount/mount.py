@@ -49,6 +49,7 @@ from tiered.mount.popping import Assignments, Popper
 from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
+from tiered.mount.system_topics import SystemTopics
 
 if TYPE_CHECKING:
     import ssl
@@ -394,6 +395,9 @@ class Mount:
             **self.popper.handlers(),
             **assigning.handlers(),
         }
+        others = self.server.handlers
+        made = SystemTopics(self.topics, self.names, others)
+        self.server.handlers = {**others, **made.handlers()}
         # Last: from here on clients come, and all that answers them is there.
         await self.names.begin()
         return self.names

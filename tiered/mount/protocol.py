@@ -66,10 +66,12 @@ class Answered:
     note: str = ""  # what there is to know of the answer; may be empty
 
 
+SEND_MESSAGE: Final = 10
 PULL_MESSAGE: Final = 11
 QUERY_MESSAGE: Final = 12
 QUERY_CONSUMER_OFFSET: Final = 14
 UPDATE_CONSUMER_OFFSET: Final = 15
+UPDATE_AND_CREATE_TOPIC: Final = 17
 GET_ALL_TOPIC_CONFIG: Final = 21
 GET_BROKER_CONFIG: Final = 26
 GET_BROKER_RUNTIME_INFO: Final = 28
@@ -103,6 +105,7 @@ GET_SYSTEM_TOPIC_LIST_FROM_NS: Final = 304
 GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Final = 305
 GET_CONSUMER_RUNNING_INFO: Final = 307
 CONSUME_MESSAGE_DIRECTLY: Final = 309
+SEND_MESSAGE_V2: Final = 310
 GET_BROKER_CONSUME_STATS: Final = 317
 QUERY_CONSUME_QUEUE: Final = 321
 GET_ALL_PRODUCER_INFO: Final = 328
@@ -124,16 +127,17 @@ _TIMES = "Times that cannot be read within 8 s are 0, and the remark says of how
 _HELD = (
     "Long polls are held, a bounded number of them; further ones are refused with `SYSTEM_BUSY`."
 )
+_PROXY = "But for the topic by which proxies tell one another of clients: taken, and let go."
 _ACK = "Answered when it is durable; `SYSTEM_BUSY` when the tier's store does not take it within 2.5 s."
 _BACK = "The client sends the message to `%RETRY%<group>` of another broker, or tries again by itself after 5 s."
 
 REQUESTS: Final[tuple[Answered, ...]] = (
-    Answered(10, "SEND_MESSAGE", _R),
+    Answered(SEND_MESSAGE, "SEND_MESSAGE", _R, _PROXY),
     Answered(PULL_MESSAGE, "PULL_MESSAGE", _S, _HELD),
     Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
     Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
     Answered(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),
-    Answered(17, "UPDATE_AND_CREATE_TOPIC", _R),
+    Answered(UPDATE_AND_CREATE_TOPIC, "UPDATE_AND_CREATE_TOPIC", _R, _PROXY),
     Answered(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "All with permission read-only."),
     Answered(25, "UPDATE_BROKER_CONFIG", _R),
     Answered(GET_BROKER_CONFIG, "GET_BROKER_CONFIG", _S, "What of it means something here."),
@@ -170,7 +174,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(GET_SYSTEM_TOPIC_LIST_FROM_BROKER, "GET_SYSTEM_TOPIC_LIST_FROM_BROKER", _S, "There are none."),
     Answered(GET_CONSUMER_RUNNING_INFO, "GET_CONSUMER_RUNNING_INFO", _S, "Asked of the client."),
     Answered(CONSUME_MESSAGE_DIRECTLY, "CONSUME_MESSAGE_DIRECTLY", _S, "The message, by its offset id, goes to the client."),
-    Answered(310, "SEND_MESSAGE_V2", _R),
+    Answered(SEND_MESSAGE_V2, "SEND_MESSAGE_V2", _R, _PROXY),
     Answered(GET_BROKER_CONSUME_STATS, "GET_BROKER_CONSUME_STATS", _S, _TIMES),
     Answered(320, "SEND_BATCH_MESSAGE", _R),
     Answered(QUERY_CONSUME_QUEUE, "QUERY_CONSUME_QUEUE", _S, "Some items; places are those in the old broker's log."),

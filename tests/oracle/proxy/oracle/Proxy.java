@@ -11,7 +11,9 @@ import java.time.Duration;
 import java.util.Base64;
 import java.util.Collections;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
@@ -82,13 +84,17 @@ public final class Proxy {
             .setClientConfiguration(at(options)).setConsumerGroup(options.get("group")).setAwaitDuration(Duration.ofSeconds(5))
             .setSubscriptionExpressions(Collections.singletonMap(options.get("topic"), FilterExpression.SUB_ALL)).build()) {
             for (long taken = 0, seen = 0; taken < max && System.nanoTime() < until; ) {
+                Map<MessageView, CompletableFuture<Void>> given = new LinkedHashMap<>();
                 for (MessageView message : consumer.receive(32, hidden)) {
                     boolean isRefused = refuse > 0 && message.getDeliveryAttempt() == 1 && seen++ % refuse == 0;
-                    if (!isRefused) {
-                        consumer.ack(message);
+                    given.put(message, isRefused ? null : consumer.ackAsync(message));
+                }
+                for (Map.Entry<MessageView, CompletableFuture<Void>> one : given.entrySet()) {
+                    if (one.getValue() != null) {
+                        one.getValue().join();  // what is printed as consumed is acknowledged
                         taken++;
                     }
-                    print(message, !isRefused);
+                    print(one.getKey(), one.getValue() != null);
                 }
             }
         }
