@@ -328,8 +328,7 @@ RESET = {"group": "g", "topic": "orders"}
 def test_a_group_is_put_to_a_time_and_who_consumes_is_told_with_its_next_pull(client: Client):
     mine = [m for m in captures.captured("s01-basic").messages["orders"] if m["queue_id"] == 1]
     unknown = client.ask(protocol.RESET_CONSUMER_OFFSET, timestamp=0, **RESET)
-    # As at a broker that makes the groups which it is asked for: a proxy of 5.x asks before its clients consume.
-    assert document(unknown)["consumeEnable"]
+    assert unknown.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST
     client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
     time_ms = mine[9]["store_timestamp_ms"]
     found = by_queue_of_numbers(

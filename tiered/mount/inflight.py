@@ -51,6 +51,7 @@ class QueuePops:
         self._counts = dict(zip(kept.counts[::2], kept.counts[1::2], strict=True))
         self._hidden: list[tuple[int, int]] = []  # until when, queue offset; stale ones stay
         self._visible: list[int] = []  # queue offsets, likewise
+        self._drop(0, floor)
         self._forget(floor)
 
     # -- giving -----------------------------------------------------------------------------------
@@ -150,10 +151,10 @@ class QueuePops:
         return True
 
     def _drop(self, start: int, end: int) -> None:
-        if end - start <= len(self.given):
-            offsets: Iterable[int] = range(start, end)
-        else:
-            offsets = [offset for offset in self.given if start <= offset < end]
+        offsets: Iterable[int] = range(start, end)
+        if end - start > len(self.given) + len(self._counts):
+            # What was given often by a mount before is not in flight.
+            offsets = [offset for offset in (*self.given, *self._counts) if start <= offset < end]
         for offset in offsets:
             self.given.pop(offset, None)
             self._counts.pop(offset, None)
