@@ -87,7 +87,7 @@ class Served:
     def hide(self, name: Name, offset: int, popped_ms: int, hidden_ms: int) -> None:
         now_ms = self.world.now_ms
         if self.state(name).hide(offset, popped_ms, now_ms + hidden_ms, now_ms):
-            self.world.hidden(name, offset, now_ms + hidden_ms)
+            self.world.hidden(name, offset, popped_ms, now_ms + hidden_ms)
 
     def save(self) -> None:
         rows = self.offsets.take_changes()
@@ -133,7 +133,9 @@ class World:
             self.held[key] = until_ms, self.now_ms
             self.counts["given"] += 1
 
-    def hidden(self, name: Name, place: int, until_ms: int) -> None:
+    def hidden(self, name: Name, place: int, popped_ms: int, until_ms: int) -> None:
+        held_ms, known_ms = self.held[name, place]
+        assert popped_ms == known_ms or held_ms < self.now_ms, f"{name} {place} is another's"
         self.held[name, place] = until_ms, self.now_ms
 
     def answered(self, name: Name, place: int) -> None:
