@@ -307,6 +307,12 @@ MOUNT_METRICS: tuple[Metric, ...] = (
         "1 while a name server knows the master of a replica.",
     ),
     Metric("tiered_mount_held_requests", _G, "Requests held at the end of a queue (long polling)."),
+    Metric("tiered_mount_held_pops", _G, "Pops held until there is a message (long polling)."),
+    Metric(
+        "tiered_mount_popped_messages_in_flight",
+        _G,
+        "Messages that were popped and not acknowledged, as last counted.",
+    ),
     Metric("tiered_mount_in_flight_bytes", _G, "Bytes of requests and answers under way."),
     Metric("tiered_mount_groups", _G, "Groups with consumers here."),
     Metric("tiered_mount_consumers", _G, "Consumers, one for each group that a client is in."),

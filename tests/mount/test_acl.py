@@ -162,6 +162,12 @@ def test_each_request_that_is_served_has_a_rule():
     assert served <= known
 
 
+def test_what_a_consumer_sends_to_its_retry_topic_needs_the_right_to_its_group():
+    for code, field in ((protocol.SEND_MESSAGE, "topic"), (protocol.SEND_MESSAGE_V2, "b")):
+        asked = Command(code, fields={field: "%RETRY%payers"})
+        assert acl.needs(asked, "c") == [acl.Need(acl.GROUP, "payers", frozenset({"sub"}))]
+
+
 def heartbeat(*topics: str) -> bytes:
     subscriptions = [{"topic": topic, "subString": "*"} for topic in topics]
     return json.dumps(

@@ -27,7 +27,13 @@ from tiered.journal.replay import JournalReader, UnknownActionError
 from tiered.local.layout import parse_offsets
 from tiered.mount import protocol
 from tiered.mount.mount import Mount, MountSettings
-from tiered.mount.offsets import ConsumerOffsets, MountMachine, MountState, OffsetsKeeper
+from tiered.mount.offsets import (
+    Acknowledged,
+    ConsumerOffsets,
+    MountMachine,
+    MountState,
+    OffsetsKeeper,
+)
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
@@ -101,6 +107,33 @@ def test_golden_bytes():
         b'{"actions":[{"do":"offsets","rows":[["g","t",[0,1],[5,7]]]}],"epoch":1,"format":1,'
         b'"number":2,"previous":0,"time_ms":1700000000000,"writer":"0badcafe"}\n9d090cff\n'
     )
+
+
+def test_golden_bytes_of_what_was_popped():
+    acks = [["g", "t", 0, [7, 9, 12, 13], [5, 2]]]
+    modes = [["g", "t", "POP", 0]]
+    actions = ({"do": "acks", "rows": acks}, {"do": "modes", "rows": modes})
+    assert encode_entry(entry(3, 1, *actions)) == (
+        b'{"actions":[{"do":"acks","rows":[["g","t",0,[7,9,12,13],[5,2]]]},'
+        b'{"do":"modes","rows":[["g","t","POP",0]]}],"epoch":1,"format":1,'
+        b'"number":3,"previous":0,"time_ms":1700000000000,"writer":"0badcafe"}\n9aa7d4ea\n'
+    )
+    machine = MountMachine()
+    state = machine.apply(MountState(1), entry(3, 1, *actions))
+    assert state.acks == {("g", "t", 0): Acknowledged((7, 9, 12, 13), (5, 2))}
+    assert state.modes == {("g", "t"): ("POP", 0)}
+    assert machine.load(json.loads(b"".join(machine.dump_chunks(state)))) == state
+    over = {"do": "acks", "rows": [["g", "t", 0, [], []]]}
+    assert not machine.apply(state, entry(4, 1, over)).acks
+
+
+@pytest.mark.parametrize(
+    "row", [[[7], []], [[7, 7], []], [[7, 9, 9, 10], []], [[], [1]], [["7", 9], []]]
+)
+def test_acknowledgements_that_no_mount_can_have_made_are_damage(row: list[Any]):
+    action = {"do": "acks", "rows": [["g", "t", 0, *row]]}
+    with pytest.raises(ValueError, match=r"ascend|queue id"):
+        MountMachine().apply(MountState(1), entry(2, 1, action))
 
 
 @given(TABLES, st.integers(0, 9))

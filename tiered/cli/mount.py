@@ -122,6 +122,13 @@ class MountOptions(ServingOptions):
         name="snapshot-seconds",
         default=5.0,
     )
+    ack_s: float = option(
+        "how long acknowledgements of popped messages are gathered for one write, each of which is a request or two; it is"
+        " answered behind that",
+        kinds.DURATION_S,
+        name="ack-seconds",
+        default=0.25,
+    )
     refresh_s: float = option(
         "how often the tier is looked at for what is new; one listing each",
         kinds.DURATION_S,

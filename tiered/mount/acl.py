@@ -120,9 +120,14 @@ _READ: Final = frozenset({"sub", "get"})
 _MOVE: Final = frozenset({"sub", "update"})
 _UPDATE: Final = frozenset({"update"})
 _ANY: Final = frozenset({"pub", "sub", "get"})
+_SEND: Final = frozenset({"pub", "sub"})
+"""Of a retry topic its group's consumers: what is sent to any other is refused whoever sends it."""
 _POP: Final = (("topic", TOPIC, _SUB), ("consumerGroup", GROUP, _SUB))
 
 _FIELDS: Final[Mapping[int, tuple[tuple[str, str, frozenset[str]], ...]]] = {
+    protocol.SEND_MESSAGE: (("topic", TOPIC, _SEND),),
+    protocol.SEND_MESSAGE_V2: (("b", TOPIC, _SEND),),
+    protocol.UPDATE_AND_CREATE_TOPIC: (("topic", TOPIC, frozenset({"create", "update"})),),
     protocol.PULL_MESSAGE: _POP,
     protocol.LITE_PULL_MESSAGE: _POP,
     protocol.QUERY_MESSAGE: (("topic", TOPIC, _READ),),
@@ -182,6 +187,7 @@ _WHOLE: Final = frozenset({protocol.VIEW_MESSAGE_BY_ID, protocol.CONSUME_MESSAGE
 
 _PLAIN: Final = frozenset(
     {
+        *(protocol.SEND_MESSAGE, protocol.SEND_MESSAGE_V2),
         protocol.PULL_MESSAGE,
         protocol.LITE_PULL_MESSAGE,
         protocol.QUERY_MESSAGE,
@@ -205,7 +211,8 @@ def needs(request: Command, cluster: str) -> list[Need] | None:
     """What who asks has to be allowed; None: only administrators may ask."""
     code = request.code
     known = protocol.BY_CODE.get(code)
-    if code in _SIGNED or (known is not None and known.answer is not protocol.Treatment.SERVED):
+    is_refused = known is not None and known.answer is not protocol.Treatment.SERVED
+    if code in _SIGNED or (is_refused and code not in _FIELDS):
         return []  # the latter are refused by themselves
     if code in _CLUSTER:
         return [Need(CLUSTER, cluster, _GET)]
@@ -240,6 +247,11 @@ def _of_locks(said: Mapping[str, Any]) -> Iterator[Need]:
         yield _need(TOPIC, queue.get("topic"), _SUB)
 
 
+def _of_mode(said: Mapping[str, Any]) -> Iterator[Need]:
+    yield _need(GROUP, said.get("consumerGroup"), _UPDATE)
+    yield _need(TOPIC, said.get("topic"), _UPDATE)
+
+
 def _of_acknowledgements(said: Mapping[str, Any]) -> Iterator[Need]:
     for one in protocol.objects(said.get("acks")):
         yield _need(GROUP, one.get("c", one.get("consumerGroup")), _SUB)
@@ -251,6 +263,7 @@ _BODIES: Final[Mapping[int, Callable[[Mapping[str, Any]], Iterator[Need]]]] = {
     protocol.LOCK_BATCH_MQ: _of_locks,
     protocol.UNLOCK_BATCH_MQ: _of_locks,
     200_151: _of_acknowledgements,  # BATCH_ACK_MESSAGE
+    protocol.SET_MESSAGE_REQUEST_MODE: _of_mode,
 }
 
 

@@ -22,9 +22,8 @@ from tiered.format.record import body_crc, encode_record, record_bytes
 from tiered.format.remoting import VERSION, Command
 from tiered.model import Boundary, MessageQueue
 from tiered.mount import name_servers, protocol
-from tiered.mount.consumers import share_of
 from tiered.mount.name_servers import READ
-from tiered.mount.protocol import READ_ONLY, Code, RefusalError, as_json
+from tiered.mount.protocol import Code, RefusalError, as_json
 from tiered.mount.pulling import make_filter
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.record import Record
     from tiered.mount.consumers import Consumers, Locks, Queue
-    from tiered.mount.name_servers import Identity, MountedTopics, NameServers
+    from tiered.mount.name_servers import Identity, MountedTopics
     from tiered.mount.offsets import ConsumerOffsets
     from tiered.mount.pulling import Puller
     from tiered.mount.server import Exchange, Handler
@@ -65,7 +64,6 @@ class Answers:
     locks: Locks  # of orderly consumers
     offsets: ConsumerOffsets  # where groups are
     puller: Puller
-    names: NameServers  # knows what other brokers have
     executor: Executor  # for what may ask the tier
     clock: Clock  # time
     began_ms: int  # when the mount began
@@ -86,9 +84,7 @@ class Answers:
             protocol.CHECK_CLIENT_CONFIG: self.check_client,
             protocol.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
             protocol.LOCK_BATCH_MQ: self.lock,
-            protocol.QUERY_ASSIGNMENT: self.assignment,
             protocol.UNLOCK_BATCH_MQ: self.unlock,
-            protocol.POP_MESSAGE: self.pop,
             protocol.GET_ALL_TOPIC_CONFIG: self.topic_configs,
             protocol.GET_BROKER_CONFIG: self.broker_config,
             protocol.GET_BROKER_RUNTIME_INFO: self.runtime_info,
@@ -179,46 +175,6 @@ class Answers:
         """GET_CONSUMER_LIST_BY_GROUP."""
         found = self.consumers.clients(protocol.name(asked.request, "consumerGroup"))
         return _document({"consumerIdList": found})
-
-    async def assignment(self, asked: Exchange) -> Command:
-        """QUERY_ASSIGNMENT: which queues of a topic are a client's that leaves that to brokers; it is to pull."""
-        said = protocol.document(asked.request)
-        topic = protocol.checked_name(said.get("topic"), "topic")
-        group = protocol.checked_name(said.get("consumerGroup"), "consumerGroup")
-        client = protocol.checked_name(said.get("clientId"), "clientId")
-        queues = await self.names.queues(topic)
-        if said.get("messageModel") != "BROADCASTING":
-            clients = self.consumers.clients(group)
-            queues = share_of(client, clients, queues, str(said.get("strategyName") or "AVG"))
-        told = [
-            {"messageQueue": _named(queue), "mode": "PULL", "attachments": None} for queue in queues
-        ]
-        return _document({"messageQueueAssignments": told})
-
-    async def pop(self, asked: Exchange) -> Command:
-        """POP_MESSAGE: no message, of a topic that other brokers have, whom its client asks in turn.
-
-        It is answered after a while, since a client that pops asks again at once.
-
-        Raises:
-            RefusalError: Only a mount has the topic: who pops has to know that it gets nothing here.
-        """
-        topic = protocol.name(asked.request, "topic")
-        if topic not in self.names.shared:
-            raise RefusalError(
-                Code.REQUEST_CODE_NOT_SUPPORTED, f"POP_MESSAGE is not supported: {READ_ONLY}"
-            )
-        await asyncio.sleep(POP_S)
-        said = {
-            "popTime": self.clock.now_ms(),
-            "invisibleTime": protocol.whole(asked.request, "invisibleTime", 60_000),
-            "reviveQid": 0,
-            "restNum": 0,
-        }
-        fields = {name: str(value) for name, value in said.items()}
-        return Command(
-            Code.POLLING_TIMEOUT, remark="the broker is mounted read-only", fields=fields
-        )
 
     def lock(self, asked: Exchange) -> Command:
         """LOCK_BATCH_MQ."""
@@ -322,10 +278,6 @@ _OF_ANY_BROKER: Final = {
     "useTLS": "false",
 }
 """Settings that mean nothing here, and without which ``exportConfigs`` of tools before 5.0 ends with an exception."""
-
-
-POP_S: Final = 0.5
-"""After so long a pop is answered that there is nothing."""
 
 
 def _offset(offset: int) -> Command:
@@ -686,10 +638,8 @@ class Queries:
         return _body(as_json(told), {"totalGroupNum": str(len(table))})
 
     def group_config(self, asked: Exchange) -> Command:
-        """GET_SUBSCRIPTIONGROUP_CONFIG."""
+        """GET_SUBSCRIPTIONGROUP_CONFIG. Any group may consume, as at a broker that makes those which it is asked for."""
         name = protocol.name(asked.request, "group")
-        if name not in self._groups():
-            raise RefusalError(Code.SUBSCRIPTION_GROUP_NOT_EXIST, f"no consumer group {name} here")
         return _body(as_json(self._group_config(name)))
 
     async def reset_offsets(self, asked: Exchange) -> Command:

@@ -17,6 +17,7 @@ elsewhere when it has expired; offsets of consumers are those of the last snapsh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import socket
@@ -46,13 +47,15 @@ from tiered.mount.acl_files import CHANGE_S, AccessGuard
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks, Relays
 from tiered.mount.name_servers import BESIDE_S, Identity, MountedTopics, NameServers
-from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
+from tiered.mount.offsets import ConsumerOffsets, MountState, OffsetsKeeper
+from tiered.mount.popping import Assignments, Popper
 from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
 from tiered.mount.replica import LiveMaster, ReplicaPuller
 from tiered.mount.retries import RetryLimits, RetryLog, RetryWriter, consumed_of
 from tiered.mount.sending_back import SendingBack
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
+from tiered.mount.system_topics import SystemTopics
 
 if TYPE_CHECKING:
     import ssl
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from tiered.log.broker_tables import Handover
     from tiered.model import MessageQueue
     from tiered.mount.offsets import Name
+    from tiered.mount.server import Handler
 
 _LOG = logging.getLogger("tiered.mount")
 LOOK_S: Final = 0.25
@@ -104,6 +108,7 @@ class MountSettings:
     known_offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
     """Offsets for groups that have none there."""
     snapshot_s: float = 5.0  # how often they are kept
+    ack_s: float = 0.25  # how often at most, where acknowledgements of messages wait for it
     refresh_s: float = 5.0  # how often the tier is looked at for what is new
     lease_s: float = 10.0  # how long the lease lasts
     wait: bool = True  # wait for another mount of this name to end
@@ -170,6 +175,7 @@ class Mount:
         self.puller: Puller | None = None
         self.master: LiveMaster | None = None  # beside which we are
         self.guard = _guard(store, handover, settings)  # lets requests through; None: all
+        self.popper: Popper | None = None
         self._settings = settings
         self._clock = clock
         self._stopping = stopping
@@ -371,6 +377,16 @@ class Mount:
             clock=self._clock,
             limits=settings.pulls,
         )
+        self.popper = Popper(
+            self.store,
+            self.topics,
+            self.offsets,
+            self.keeper.kept if self.keeper is not None else MountState(),
+            is_kept=self.keeper is not None,
+            executor=readers,
+            clock=self._clock,
+            pulls=settings.pulls,
+        )
         guarding = {"guard": self.guard.check} if self.guard is not None else {}
         self.server = RemotingServer(
             {}, self._clock, settings.server, on_gone=self.consumers.gone, **guarding
@@ -386,6 +402,18 @@ class Mount:
         cluster, own_id = self.store.opened.place.cluster, str(settings.replica_id)
         identity = Identity(cluster, self.name, self.address, own_id)
         self.names = self._names_of(identity)
+        self.server.handlers = self._handlers(identity, readers)
+        # Last: from here on clients come, and all that answers them is there.
+        await self.names.begin()
+        if self.master is not None:
+            await self.master.check()
+        return self.names
+
+    def _handlers(self, identity: Identity, readers: ThreadPoolExecutor) -> Mapping[int, Handler]:
+        """What answers each request, by code."""
+        assert self.puller is not None
+        assert self.popper is not None
+        assert self.names is not None
         answers = Answers(
             self.store,
             identity,
@@ -394,7 +422,6 @@ class Mount:
             self.locks,
             self.offsets,
             self.puller,
-            self.names,
             readers,
             self._clock,
             self._clock.now_ms(),
@@ -412,18 +439,18 @@ class Mount:
         )
         relays = Relays(self.consumers, identity.broker, queries.record_at)
         masters = self.master.handlers() if self.master is not None else {}
-        self.server.handlers = {
+        assigning = Assignments(self.popper.log, self.topics, self.consumers, self.names)
+        others = {
             **answers.handlers(),
             **queries.handlers(),
             **relays.handlers(),
             **self._sending_back(queries, readers).handlers(),
-            **masters,
+            **self.popper.handlers(),
+            **assigning.handlers(),
         }
-        # Last: from here on clients come, and all that answers them is there.
-        await self.names.begin()
-        if self.master is not None:
-            await self.master.check()
-        return self.names
+        made = SystemTopics(self.topics, self.names, others)
+        # A replica's master has the last word of what is its own.
+        return {**others, **made.handlers(), **masters}
 
     def _sending_back(self, queries: Queries, readers: ThreadPoolExecutor) -> SendingBack:
         if self.retries is not None:
@@ -466,9 +493,14 @@ class Mount:
         if self.master is not None:
             self.master.close()
         is_answered = True
-        if self.puller is not None and self.server is not None:
+        # Who waits for an acknowledgement is answered.
+        saving = asyncio.ensure_future(self._save_now_and_then(saver))
+        if self.puller is not None and self.popper is not None and self.server is not None:
             self.puller.close()
+            self.popper.close()
             is_answered = await self.server.close(max(until_s - self._clock.monotonic_s(), 0.0))
+        saving.cancel()
+        await asyncio.gather(saving, return_exceptions=True)
         if self.retries is not None and retrying is not None:
             self.retries.stop()
             await asyncio.wait([retrying], timeout=max(until_s - self._clock.monotonic_s(), 1.0))
@@ -482,9 +514,11 @@ class Mount:
     async def _look(self) -> None:
         """See what the tier has got since."""
         assert self.puller is not None
+        assert self.popper is not None
         while True:
             await asyncio.sleep(LOOK_S)
             self.puller.look()
+            self.popper.look()
 
     async def _tidy(self) -> None:
         """Topics that have come, clients that have gone."""
@@ -492,6 +526,8 @@ class Mount:
             await asyncio.sleep(min(TIDY_S, self._settings.refresh_s))
             self.consumers.expire()
             self.locks.expire()
+            if self.popper is not None:
+                self.popper.tidy()
             self._update_topics()
 
     def _update_topics(self) -> None:
@@ -524,23 +560,31 @@ class Mount:
             await loop.run_in_executor(leaser, keeper.renew)
 
     async def _save_now_and_then(self, saver: ThreadPoolExecutor) -> None:
-        while True:
-            await asyncio.sleep(self._settings.snapshot_s)
+        while self.keeper is not None and self.popper is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.snapshot_s):
+                    await self.popper.log.wanted.wait()
             await self._save(saver)
+            # Acknowledgements that come meanwhile go together.
+            await asyncio.sleep(self._settings.ack_s)
 
     async def _save(self, saver: ThreadPoolExecutor) -> None:
         """Write what has changed; it is taken out only when that is done."""
         assert self.keeper is not None
         # Taken out while they are written, so that what changes meanwhile goes with the next; put back if it fails.
         rows = self.offsets.take_changes()
-        if not rows:
-            return
+        acks, modes = self.popper.take(rows) if self.popper is not None else ([], [])
+        is_saved = False
         try:
-            save = partial(self.keeper.save, rows)
-            await asyncio.get_running_loop().run_in_executor(saver, save)
-        except BaseException:
-            self.offsets.put_back(rows)
-            raise
+            if rows or acks or modes:
+                save = partial(self.keeper.save, rows, acks, modes)
+                await asyncio.get_running_loop().run_in_executor(saver, save)
+            is_saved = True
+        finally:
+            if not is_saved:
+                self.offsets.put_back(rows)
+            if self.popper is not None:
+                self.popper.log.done(is_written=is_saved)
 
     async def _save_at_last(self, saver: ThreadPoolExecutor, until_s: float) -> bool:
         """Whether all offsets are kept."""
@@ -703,6 +747,9 @@ def _client_samples(mount: Mount) -> Iterator[Sample]:
     for why in Reason:
         count = guard.refused[why] if guard is not None else 0
         yield Sample("tiered_mount_denied_requests_total", count, {"reason": why.value})
+    if mount.popper is not None:
+        yield Sample("tiered_mount_held_pops", mount.popper.held)
+        yield Sample("tiered_mount_popped_messages_in_flight", mount.popper.in_flight)
     for status, count in puller.found.copy().items():
         yield Sample("tiered_mount_pulls_total", count, {"status": status.name})
 

@@ -11,16 +11,17 @@ by itself. At the start one at least has to take the registration. Each question
 
 After a crash name servers forget the mount at once with its connections. Of one loop.
 
-Topics that a live broker of the cluster has as well are left to it: clients that pop go round the brokers of a topic, and a
-mount has nothing for them. Before each registration the routes of its topics are asked for, over a connection that is ended
-then, if the cluster has other brokers at all. A broker counts that takes messages of the topic: other mounts do not. What it
-has is left to it for ``LEFT_S`` after it was last seen, so that its restart changes nothing. Retry topics are always told:
-who pops leaves them to brokers. With ``is_sharing`` nothing is left out, and who pops is told that there is no message.
+Topics that a live broker of the cluster has as well are left to it, so that its consumers are not mixed with ours. Before
+each registration the routes of its topics are asked for, over a connection that is ended then, if the cluster has other
+brokers at all. A broker counts that takes messages of the topic: other mounts do not. What it has is left to it for
+``LEFT_S`` after it was last seen, so that its restart changes nothing. Retry topics are always told: who pops leaves them to
+brokers. With ``is_sharing`` nothing is left out.
 
 Topics are the tier's, those that a decommissioned broker had (with their queue counts and attributes, also where a queue has
 never had a message), the names of broker and cluster (each broker has both as topics, and a name server does not take a
-broker with one topic alone), and the retry topics of groups that have consumers here, so that clients and ``mqadmin`` find
-the group's broker by their route. ``version`` goes up with every change; name servers look at nothing else. For one thread.
+broker with one topic alone), what a proxy made for itself (``tiered.mount.system_topics``), and the retry topics of groups
+that have consumers here, so that clients and ``mqadmin`` find the group's broker by their route. ``version`` goes up with
+every change; name servers look at nothing else. For one thread.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class MountedTopics:
         self._known = {name: queue_count(config) for name, config in self._configs.items()}
         self._tiered: Mapping[str, int] = {}
         self._retries: dict[str, int] = {}
+        self._system: dict[str, int] = {}
         self._clock = clock
         # Number of queues of each topic, by name.
         self.queues: Mapping[str, int] = {**self._known, **self._own}
@@ -115,6 +117,11 @@ class MountedTopics:
         if name in self.queues or len(self._retries) >= RETRY_TOPICS_MAX:
             return False
         self._retries[name] = 1
+        return self._merge()
+
+    def add_system(self, topic: str) -> bool:
+        """A proxy makes a topic for itself, which can be written to; whether that is new."""
+        self._system[topic] = 1
         return self._merge()
 
     def selected(self) -> list[str]:
@@ -138,7 +145,7 @@ class MountedTopics:
         self.changed_ms = int(self._clock.now_ms())
 
     def _merge(self) -> bool:
-        merged = {**self._own, **self._retries, **self._known}
+        merged = {**self._own, **self._system, **self._retries, **self._known}
         for name, queues in self._tiered.items():
             merged[name] = max(queues, merged.get(name, 0))
         if merged == self.queues:
@@ -166,7 +173,7 @@ class MountedTopics:
         return {"stateVersion": 0, "timestamp": self.changed_ms, "counter": self.version}
 
     def config(self, name: str) -> dict[str, Any]:
-        """``TopicConfig`` of a topic, which can only be read unless consumers send to it what they could not do with."""
+        """``TopicConfig`` of a topic that can only be read, but for retry topics, and what a proxy made."""
         count = self.require(name)
         known = self._configs.get(name, {})
         kept = {field: known.get(field, value) for field, value in _KEPT.items()}
@@ -175,6 +182,8 @@ class MountedTopics:
 
     def permission(self, topic: str) -> int:
         """What clients may do with a topic."""
+        if topic in self._system:
+            return READ | WRITE
         return self._retry_perm if topic.startswith(RETRY) else READ
 
     def wrapper(self) -> dict[str, Any]:
@@ -188,7 +197,12 @@ class MountedTopics:
             name
             for name in self.queues
             if name in self.left_out
-            or not (name in self._own or name.startswith(RETRY) or self._selects(name))
+            or not (
+                name in self._own
+                or name in self._system
+                or name.startswith(RETRY)
+                or self._selects(name)
+            )
         }
         table = {name: self.config(name) for name in self.queues if name not in hidden}
         wrapper = {

@@ -1,10 +1,11 @@
-"""Where each group of consumers is: in memory, and now and then in the tier.
+"""Where each group of consumers is, and what it acknowledged beyond: in memory, and in the tier.
 
 Overview
     ``ConsumerOffsets`` is the table that requests read and write, of one thread. ``OffsetsKeeper`` holds its place in the
     tier: ``meta/mount/<name>/`` below the broker's prefix, with a lease and a journal of its own (docs/formats/mount.md).
     What has changed since the last snapshot becomes one entry; nothing has changed, nothing is written. The offsets that a
-    decommissioned broker left are taken over once; the journal then names them, and what groups say here counts.
+    decommissioned broker left are taken over once; the journal then names them, and what groups say here counts. What groups
+    that pop acknowledge (``tiered.mount.popping``) goes into the same entries, sooner: it is answered when it is there.
 
 What can be lost
     After a crash: what was committed since the last snapshot, at most one interval (and while the store did not take one).
@@ -25,6 +26,7 @@ import contextlib
 import logging
 import threading
 from dataclasses import asdict, field, replace
+from operator import ge
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
@@ -50,12 +52,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tiered.mount")
 OFFSETS: Final = "offsets"
 HANDOVER: Final = "handover"
+ACKS: Final = "acks"
+MODES: Final = "modes"
 QUEUES_MAX: Final = 1_000_000
 PATIENCE_S: Final = 5.0
 """How long a store may fail that may help itself, before that is called trouble."""
 _END: Final = 1 << 62
 Name = tuple[str, str]
 """Group and topic."""
+PopName = tuple[str, str, int]
+"""Group, topic and queue id."""
 
 
 class ConsumerOffsets:
@@ -157,6 +163,14 @@ def row_of(name: Name, row: Mapping[int, int]) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What a group that pops has acknowledged of a queue at and above its offset, and what was given to it often."""
+
+    ranges: tuple[int, ...] = ()  # first offset and end of each, ascending, none next to another
+    counts: tuple[int, ...] = ()  # offset of a message in flight and how often it was given
+
+
+@dataclass(frozen=True, slots=True)
 class MountState:
     """Everything that a mount's journal says."""
 
@@ -164,13 +178,16 @@ class MountState:
     offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
     """By group and topic, then by queue id."""
     handover: str = ""  # key of the broker's metadata whose offsets were taken over; empty: of none
+    acks: Mapping[PopName, Acknowledged] = field(default_factory=dict)  # but for what is empty
+    modes: Mapping[Name, tuple[str, int]] = field(default_factory=dict)
+    """How groups are told to consume (``PULL``, ``POP``), and how many clients share a queue."""
 
 
 class MountMachine:
     """What the actions mean; see ``tiered.journal.replay.Machine``.
 
     ``epoch``; ``offsets`` with rows of ``row_of``; ``handover`` with the ``key`` of a broker's metadata whose offsets are
-    among them from here on.
+    among them from here on; ``acks`` with rows of ``ack_row``; ``modes`` with rows of group, topic, mode and sharing.
     """
 
     def initial(self) -> MountState:
@@ -192,7 +209,7 @@ class MountMachine:
             if action.get("do") == EPOCH:
                 check_ints((action["epoch"],), "an epoch")
                 state = replace(state, epoch=action["epoch"])
-            elif action.get("do") not in {OFFSETS, HANDOVER}:
+            elif action.get("do") not in _KNOWN:
                 raise UnknownActionError(f"{action.get('do')!r:.80}")
             # Of a mount that was fenced, which did not know it yet: its offsets are nobody's.
             elif entry.epoch != state.epoch:
@@ -200,6 +217,13 @@ class MountMachine:
             elif action["do"] == HANDOVER:
                 check_texts((action["key"],), "a key")
                 state = replace(state, handover=action["key"])
+            elif action["do"] == ACKS:
+                acks = {**state.acks, **_acks(action["rows"])}
+                state = replace(
+                    state, acks={name: row for name, row in acks.items() if row != _NONE}
+                )
+            elif action["do"] == MODES:
+                state = replace(state, modes={**state.modes, **_modes(action["rows"])})
             else:
                 state = replace(state, offsets={**state.offsets, **_rows(action["rows"])})
         return state
@@ -207,7 +231,11 @@ class MountMachine:
     def dump(self, state: MountState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
         rows = [row_of(name, row) for name, row in sorted(state.offsets.items())]
-        known = {"handover": state.handover} if state.handover else {}
+        known: dict[str, Any] = {"handover": state.handover} if state.handover else {}
+        if state.acks:
+            known[ACKS] = [ack_row(name, row) for name, row in sorted(state.acks.items())]
+        if state.modes:
+            known[MODES] = [[*name, *mode] for name, mode in sorted(state.modes.items())]
         return {"epoch": state.epoch, "rows": rows, **known}
 
     def dump_chunks(self, state: MountState) -> Iterator[bytes]:
@@ -219,7 +247,38 @@ class MountMachine:
         epoch, handover = document["epoch"], document.get("handover", "")
         check_ints((epoch,), "an epoch")
         check_texts((handover,), "a key")
-        return MountState(epoch, _rows(document["rows"]), handover)
+        acks, modes = _acks(document.get(ACKS, [])), _modes(document.get(MODES, []))
+        return MountState(epoch, _rows(document["rows"]), handover, acks, modes)
+
+
+_KNOWN: Final = frozenset({OFFSETS, HANDOVER, ACKS, MODES})
+_NONE: Final = Acknowledged()
+
+
+def ack_row(name: PopName, row: Acknowledged) -> list[Any]:
+    """Group, topic, queue id, ranges, counts: all there is of the queue."""
+    return [*name, list(row.ranges), list(row.counts)]
+
+
+def _acks(rows: Any) -> dict[PopName, Acknowledged]:  # noqa: ANN401 (JSON values)
+    """Undo ``ack_row``."""
+    found: dict[PopName, Acknowledged] = {}
+    for group, topic, queue_id, ranges, counts in rows:
+        check_texts((group, topic), "a group or topic")
+        check_ints((queue_id, *ranges, *counts), "a queue id, offset or count")
+        if len(ranges) % 2 or len(counts) % 2 or any(map(ge, ranges, ranges[1:])):
+            raise ValueError(f"ranges that do not ascend, or a half of a pair: {ranges!r:.80}")
+        found[group, topic, queue_id] = Acknowledged(tuple(ranges), tuple(counts))
+    return found
+
+
+def _modes(rows: Any) -> dict[Name, tuple[str, int]]:  # noqa: ANN401 (JSON values)
+    found: dict[Name, tuple[str, int]] = {}
+    for group, topic, mode, sharing in rows:
+        check_texts((group, topic, mode), "a group, topic or mode")
+        check_ints((sharing,), "a number of clients")
+        found[group, topic] = mode, sharing
+    return found
 
 
 def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values)
@@ -343,14 +402,30 @@ class OffsetsKeeper:
         self.handover = self._journal.state.handover
         return self._journal.state.offsets
 
-    def save(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Make rows durable.
+    @property
+    def kept(self) -> MountState:
+        """What the journal says, as far as it was read and written here."""
+        return self._journal.state
+
+    def save(
+        self,
+        rows: Sequence[Sequence[Any]],
+        acks: Sequence[Sequence[Any]] = (),
+        modes: Sequence[Sequence[Any]] = (),
+    ) -> None:
+        """Make rows durable, all of them at once.
+
+        Args:
+            rows: Of ``ConsumerOffsets.take_changes``.
+            acks: Of ``ack_row``.
+            modes: Group, topic, mode and sharing.
 
         Raises:
             FencedError: Another mount has taken over.
             StoreUnavailableError: We were told to stop, and the store did not take them.
         """
-        actions: list[Action] = [{"do": OFFSETS, "rows": rows}]
+        said = {OFFSETS: rows, ACKS: acks, MODES: modes}
+        actions: list[Action] = [{"do": do, "rows": found} for do, found in said.items() if found]
         if self.handover != self._journal.state.handover:
             actions.append({"do": HANDOVER, "key": self.handover})
         # One entry for both: offsets without the name of the handover would be taken over from the broker again.

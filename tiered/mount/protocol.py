@@ -26,6 +26,7 @@ class Code(IntEnum):
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
     REQUEST_CODE_NOT_SUPPORTED = 3
+    MESSAGE_ILLEGAL = 13
     NO_PERMISSION = 16
     TOPIC_NOT_EXIST = 17
     PULL_NOT_FOUND = 19
@@ -39,6 +40,8 @@ class Code(IntEnum):
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    POLLING_FULL = 209
     POLLING_TIMEOUT = 210
 
 
@@ -68,6 +71,7 @@ PULL_MESSAGE: Final = 11
 QUERY_MESSAGE: Final = 12
 QUERY_CONSUMER_OFFSET: Final = 14
 UPDATE_CONSUMER_OFFSET: Final = 15
+UPDATE_AND_CREATE_TOPIC: Final = 17
 GET_ALL_TOPIC_CONFIG: Final = 21
 GET_BROKER_CONFIG: Final = 26
 GET_BROKER_RUNTIME_INFO: Final = 28
@@ -111,17 +115,26 @@ GET_TOPIC_CONFIG: Final = 351
 GET_SUBSCRIPTIONGROUP_CONFIG: Final = 352
 LITE_PULL_MESSAGE: Final = 361
 QUERY_ASSIGNMENT: Final = 400
+SET_MESSAGE_REQUEST_MODE: Final = 401
 POP_MESSAGE: Final = 200_050
+ACK_MESSAGE: Final = 200_051
+CHANGE_MESSAGE_INVISIBLETIME: Final = 200_053
+NOTIFICATION: Final = 200_054
+POLLING_INFO: Final = 200_055
+BATCH_ACK_MESSAGE: Final = 200_151
 
 _S, _R, _U = Treatment.SERVED, Treatment.REFUSED, Treatment.UNSUPPORTED
 _TIMES = "Times that cannot be read within 8 s are 0, and the remark says of how many."
 _HELD = (
     "Long polls are held, a bounded number of them; further ones are refused with `SYSTEM_BUSY`."
 )
-_POP = "Popping keeps its state as messages, and a mount writes none."
-_POPPED = "`POLLING_TIMEOUT` (no message), if a live broker of the cluster has the topic; else `REQUEST_CODE_NOT_SUPPORTED`."
+_ACK = "Answered when it is durable; `SYSTEM_BUSY` when the tier's store does not take it within 2.5 s."
 _BACK = "Kept in the retry log; with `--no-state` `NO_PERMISSION`."
-_SEND = "But to `%RETRY%<group>`, as consumers do that could not send back: kept in the retry log."
+_PROXY = "But for the topic by which proxies tell one another of clients."
+_SEND = (
+    "But to `%RETRY%<group>`, as consumers do that could not send back: kept in the retry log; and to the topic by which"
+    " proxies tell one another of clients: taken, and let go."
+)
 
 REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(SEND_MESSAGE, "SEND_MESSAGE", _R, _SEND),
@@ -129,7 +142,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
     Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
     Answered(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),
-    Answered(17, "UPDATE_AND_CREATE_TOPIC", _R),
+    Answered(UPDATE_AND_CREATE_TOPIC, "UPDATE_AND_CREATE_TOPIC", _R, _PROXY),
     Answered(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "All with permission read-only."),
     Answered(25, "UPDATE_BROKER_CONFIG", _R),
     Answered(GET_BROKER_CONFIG, "GET_BROKER_CONFIG", _S, "What of it means something here."),
@@ -176,11 +189,15 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(GET_SUBSCRIPTIONGROUP_CONFIG, "GET_SUBSCRIPTIONGROUP_CONFIG", _S),
     Answered(LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _S, "As PULL_MESSAGE."),
     Answered(370, "RECALL_MESSAGE", _U, "Nothing waits here to be delivered."),
-    Answered(QUERY_ASSIGNMENT, "QUERY_ASSIGNMENT", _S, "All queues are to be pulled from, and none to be popped from."),
-    Answered(401, "SET_MESSAGE_REQUEST_MODE", _R),
-    Answered(POP_MESSAGE, "POP_MESSAGE", _S, _POPPED),
-    Answered(200_051, "ACK_MESSAGE", _U, _POP),
-    Answered(200_053, "CHANGE_MESSAGE_INVISIBLETIME", _U, _POP),
+    Answered(QUERY_ASSIGNMENT, "QUERY_ASSIGNMENT", _S, "Which queues, and whether to pull or to pop."),
+    Answered(SET_MESSAGE_REQUEST_MODE, "SET_MESSAGE_REQUEST_MODE", _S, "Kept in the mount's own place."),
+    Answered(POP_MESSAGE, "POP_MESSAGE", _S, _HELD.replace("SYSTEM_BUSY", "POLLING_FULL")),
+    Answered(ACK_MESSAGE, "ACK_MESSAGE", _S, _ACK),
+    Answered(200_052, "PEEK_MESSAGE", _U),
+    Answered(CHANGE_MESSAGE_INVISIBLETIME, "CHANGE_MESSAGE_INVISIBLETIME", _S, "`NO_MESSAGE` to who has it no more."),
+    Answered(NOTIFICATION, "NOTIFICATION", _S, "Held as a pop is."),
+    Answered(POLLING_INFO, "POLLING_INFO", _S),
+    Answered(BATCH_ACK_MESSAGE, "BATCH_ACK_MESSAGE", _S, _ACK),
 )  # fmt: skip
 
 BY_CODE: Final[Mapping[int, Answered]] = {request.code: request for request in REQUESTS}
