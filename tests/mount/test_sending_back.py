@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import here
 from support.mounts import Client, Mounted, mounted, records, tier_of
 from support.waiting import until
 
@@ -68,6 +69,7 @@ def test_a_message_that_is_sent_back_comes_again_from_the_retry_topic_until_it_i
 
 
 def test_what_is_kept_is_served_by_the_next_mount(served: Mounted) -> None:
+    """And read, found and checked by commands."""
     url = served.mount.store.opened.store.url
     with served.client() as client:
         client.heartbeat("c", "g", "orders")
@@ -81,6 +83,15 @@ def test_what_is_kept_is_served_by_the_next_mount(served: Mounted) -> None:
         assert given(client, "%RETRY%g").reconsume_times == 1
         route = json.loads(client.ask(protocol.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%g").text())
         assert [queue["perm"] for queue in route["queueDatas"]] == [6]
+        unique = given(client, "orders").properties["UNIQ_KEY"]
+    (found,) = here("query", url, "%DLQ%g", "--key", unique).good().rows
+    (shown,) = here("cat", url, "%DLQ%g").good().rows
+    assert found["queue_offset"] == shown["queue_offset"] == 0
+    report = here("verify", url, "--retries", "broker-a", "--deep", "--json").good().document
+    assert report["checked_messages"] == 2
+    here("verify", url, "--deep").good()
+    other = here("verify", url, "--retries", "nobody")
+    assert (other.code, "to a mount 'nobody', but to broker-a" in other.error) == (2, True)
 
 
 def test_an_orderly_consumer_sends_to_the_retry_topic_and_it_is_a_dead_letter_at_once(
@@ -126,3 +137,16 @@ def test_a_message_that_is_not_there_is_not_taken(served: Mounted) -> None:
         asked["offset"] = (1 << 62) + 3
         assert client.ask(protocol.CONSUMER_SEND_MSG_BACK, **asked).code == Code.SYSTEM_ERROR
     until(lambda: not served.errors, "it goes on")
+
+
+@pytest.mark.parametrize("offset", [0, 17, 18, 33, 34, 120, 311])
+def test_a_message_is_found_near_where_its_group_is_or_anywhere(
+    served: Mounted, offset: int
+) -> None:
+    with served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        place = {"consumerGroup": "g", "topic": "orders", "queueId": 0}
+        client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **place)
+        wanted = given(client, "orders", offset)
+        assert back(client, wanted, delayLevel=-1) == Code.SUCCESS
+        assert given(client, "%DLQ%g").body == wanted.body
