@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import here
 from support.mounts import Client, Mounted, mounted, records, tier_of
+from support.servers import S3Server, use_server
 from support.waiting import until
 
+from tiered.errors import DataError
 from tiered.format.record import Record, decode_record
 from tiered.mount import protocol
 from tiered.mount.protocol import Code
@@ -94,6 +99,27 @@ def test_what_is_kept_is_served_by_the_next_mount(served: Mounted) -> None:
     assert (other.code, "to a mount 'nobody', but to broker-a" in other.error) == (2, True)
 
 
+def test_a_damaged_log_is_told_and_what_is_advised_mends_it(
+    served: Mounted, tmp_path: Path
+) -> None:
+    url = served.mount.store.opened.store.url
+    with served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        assert back(client, given(client, "orders"), delayLevel=9) == Code.SUCCESS
+    served.stop()
+    served.mount.close()
+    (bundle,) = (path for path in tmp_path.rglob("meta/mount/*/retry/bundle/0/*"))
+    data = bundle.read_bytes()
+    bundle.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    assert here("verify", url, "--retries", "broker-a", "--deep").code == 1
+    with pytest.raises(DataError, match="what was sent back to the mount is damaged"), mounted(url):
+        pass
+    shutil.rmtree(bundle.parent.parent.parent)
+    with mounted(url) as other, other.client() as client:
+        client.heartbeat("c", "g", "orders")
+        assert back(client, given(client, "orders"), delayLevel=-1) == Code.SUCCESS
+
+
 def test_an_orderly_consumer_sends_to_the_retry_topic_and_it_is_a_dead_letter_at_once(
     served: Mounted,
 ) -> None:
@@ -150,3 +176,35 @@ def test_a_message_is_found_near_where_its_group_is_or_anywhere(
         wanted = given(client, "orders", offset)
         assert back(client, wanted, delayLevel=-1) == Code.SUCCESS
         assert given(client, "%DLQ%g").body == wanted.body
+
+
+@pytest.mark.go
+def test_what_many_clients_send_back_at_once_shares_rounds(
+    basic: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real server of objects: each is answered in time, and a round takes what came while the last was under way."""
+    use_server(minio, monkeypatch)
+    url = f"s3://{minio.bucket()}/prefix"
+    here("attach", basic, "--to", url, "--once").good()
+    with mounted(url) as served:
+
+        def send(number: int) -> list[float]:
+            taken = []
+            with served.client() as client:
+                answer = client.pull("orders", 0, 10 * number)
+                for one in records(answer.text())[:10]:
+                    began_s = time.monotonic()
+                    assert back(client, one, delayLevel=-1) == Code.SUCCESS
+                    taken.append(time.monotonic() - began_s)
+            return taken
+
+        with ThreadPoolExecutor(20) as pool:
+            took = [one for some in pool.map(send, range(20)) for one in some]
+        assert max(took) < 2.5
+        assert served.mount.retries is not None
+        assert served.mount.retries.writer.state.epoch == 1
+    assert len(took) == 200
+    assert len(here("cat", url, "%DLQ%g").good().rows) == 200
+    report = here("verify", url, "--retries", "broker-a", "--deep", "--json").good().document
+    assert report["checked_messages"] == 200
+    assert report["checked_objects"] < 100
