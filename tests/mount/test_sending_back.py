@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,14 +15,24 @@ from support.mounts import Client, Mounted, mounted, records, tier_of
 from support.servers import S3Server, use_server
 from support.waiting import until
 
+from fetcher.statuses import GetStatus
+from tiered.api.local_and_tier import open_message_store
 from tiered.errors import DataError
 from tiered.format.record import Record, decode_record
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
 from tiered.mount import protocol
 from tiered.mount.protocol import Code
+from tiered.mount.retries import batch_of, placed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tiered.local.interface import RecordBatch
+
+POISON = Record(
+    0, 1, 0, 0, 0, 0, 0, 0, 1, "10.0.0.1:5", 1, "10.0.0.2:6", 1, 0, b"poison", "orders", b"",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -208,3 +219,53 @@ def test_what_many_clients_send_back_at_once_shares_rounds(
     report = here("verify", url, "--retries", "broker-a", "--deep", "--json").good().document
     assert report["checked_messages"] == 200
     assert report["checked_objects"] < 100
+
+
+class Beside:
+    """Some messages of a queue that begin in the middle of what the tier has of it, read from the tier at other offsets."""
+
+    def __init__(self, low: int, end: int) -> None:
+        self.known = QueueBounds(QueueOffset(low), QueueOffset(end))
+        self.reads = 0
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds | None:
+        return self.known if queue == MessageQueue("orders", 0) else None
+
+    def queues(self) -> dict[MessageQueue, QueueBounds]:
+        return {MessageQueue("orders", 0): self.known}
+
+    def refresh(self) -> None:
+        pass
+
+    def read(
+        self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        assert (queue, bytes_max > 0, count_max > 0) == (MessageQueue("orders", 0), True, True)
+        self.reads += 1
+        rows = [
+            placed(replace(POISON, topic="orders", queue_id=0), offset, 5)
+            for offset in range(start, self.known.end)
+        ]
+        return batch_of(queue, rows)
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        raise AssertionError((queue, timestamp_ms))
+
+
+def test_what_a_broker_still_puts_behind_where_the_log_begins_is_not_shown(
+    captured_tier: Callable[[str], tuple[Path, str]],
+) -> None:
+    _, url = captured_tier("s01-basic")
+    beside = Beside(100, 103)
+    with open_message_store(None, url) as store:
+        store.put_beside(beside, beside.bounds)
+        assert store.bounds("orders", 0) == QueueBounds(QueueOffset(0), QueueOffset(103))
+        assert not beside.reads
+        found = store.get_message("g", "orders", 0, 98, max_count=9)
+        assert found.next_begin == 100
+        found = store.get_message("g", "orders", 0, 100, max_count=9)
+        bodies = [bytes(raw) for chunk in found.chunks for _, raw in chunk.messages()]
+        assert (found.next_begin, len(bodies)) == (103, 3)
+        assert all(b"poison" in body for body in bodies)
+        assert store.get_message("g", "orders", 0, 110).status is GetStatus.OFFSET_OVERFLOW_BADLY
+        assert store.max_offset("orders", 1) > 103

@@ -131,9 +131,11 @@ class Answers:
         """GET_MIN_OFFSET; likewise."""
         return _offset(max(self.store.min_offset(*self._queue(asked.request)), 0))
 
-    def earliest_time(self, asked: Exchange) -> Command:
+    async def earliest_time(self, asked: Exchange) -> Command:
         """GET_EARLIEST_MSG_STORETIME; -1 without messages."""
-        found = self.store.earliest_time_ms(*self._queue(asked.request))
+        look = partial(self.store.earliest_time_ms, *self._queue(asked.request))
+        # Of what was sent back it is read.
+        found = await asyncio.get_running_loop().run_in_executor(self.executor, look)
         return Command(Code.SUCCESS, fields={"timestamp": str(-1 if found is None else found)})
 
     def search_offset(self, asked: Exchange) -> Command | Coroutine[None, None, Command]:
