@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from support import oracle
 from support.command_line import here
 from support.mounts import Client, mounted, records, tier_of
 
@@ -110,3 +111,32 @@ def test_a_store_that_is_written_to_is_left_alone(broker: tuple[Path, str]) -> N
     assert "no mount 'nobody' has kept anything" in other.error
     assert (store / "config/consumerOffset.json").read_bytes() == before
     assert not RocketMQStore.open(str(store)).identity.is_live
+
+
+@pytest.mark.java
+@oracle.needs_java
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_real_broker_that_is_back_goes_on_where_the_mount_ended(tmp_path: Path) -> None:
+    """Decommissioned, mounted, handed back to, started: groups are where they were with the mount, retries are delivered."""
+    store, url = tmp_path / "store", f"file://{tmp_path}/tier"
+    with oracle.Broker(tmp_path, store) as broker:
+        broker.start()
+        broker.produce("orders", 40, queues=1, seed=1)
+        broker.stop()
+        here("attach", store, "--to", url, *NAMES, "--decommission").good()
+        serve(url)
+        told = handed(url, store).good().document
+        assert [told[name] for name in ("waiting", "retries", "dead")] == [1, 1, 1]
+        assert here("attach", store, "--to", url, "--once").code == 2  # it is decommissioned still
+        here("attach", store, "--to", url, "--once", "--recommission").good()
+        broker.start()
+        assert broker.offsets("%RETRY%g") == broker.offsets("%DLQ%g") == {0: (0, 1)}
+        progress = oracle.admin("consumerProgress", "-g", "g", "-n", broker.address)
+        (row,) = (line.split() for line in progress.splitlines() if line.startswith("orders"))
+        assert row[3:5] == ["40", "17"]
+        broker.produce("orders", 1, queues=1, seed=2)
+        broker.stop()
+        here("attach", store, "--to", url, "--once").good()
+        assert len(bodies(url, "orders")) == 41
+        assert len(bodies(url, "%DLQ%g")) == 1

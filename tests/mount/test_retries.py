@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.memory import MemoryStore
+from backends.testing.faulty import WRITES, Fault, FaultyStore, Rule
 from tiered.api.broker_place import Place, RetryPlace, retry_places
 from tiered.clock import ManualClock
 from tiered.format.properties import join_properties
@@ -181,6 +182,17 @@ def test_what_is_old_is_given_up_and_deleted_when_nobody_can_read_it() -> None:
     again = log_of(store, clock)
     assert (again.pending, again.queues()) == (1, log.queues())
     deliver(again)  # what waited is there still, in a bundle that it shared
+
+
+def test_that_the_store_refuses_is_said_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    store = FaultyStore(MemoryStore(), random.Random(1))
+    log = log_of(store, ManualClock(NOW_MS))
+    store.add(Rule(Fault.DENIED, WRITES, "journal/", times=3))
+    served(log, (1, 0))
+    assert [one.message[:50] for one in caplog.records] == [
+        "messages that are sent back are not kept, trying a"
+    ]
+    assert (log.trouble, log.pending) == ("", 1)
 
 
 def test_too_many_are_refused() -> None:

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import here
 from support.mounts import Client, Mounted, mounted, records, tier_of
+from support.servers import S3Server, use_server
 from support.waiting import until
 
+from fetcher.statuses import GetStatus
+from tiered.api.local_and_tier import open_message_store
+from tiered.errors import DataError
 from tiered.format.record import Record, decode_record
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
 from tiered.mount import protocol
 from tiered.mount.protocol import Code
+from tiered.mount.retries import batch_of, placed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tiered.local.interface import RecordBatch
+
+POISON = Record(
+    0, 1, 0, 0, 0, 0, 0, 0, 1, "10.0.0.1:5", 1, "10.0.0.2:6", 1, 0, b"poison", "orders", b"",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -68,6 +85,7 @@ def test_a_message_that_is_sent_back_comes_again_from_the_retry_topic_until_it_i
 
 
 def test_what_is_kept_is_served_by_the_next_mount(served: Mounted) -> None:
+    """And read, found and checked by commands."""
     url = served.mount.store.opened.store.url
     with served.client() as client:
         client.heartbeat("c", "g", "orders")
@@ -81,6 +99,36 @@ def test_what_is_kept_is_served_by_the_next_mount(served: Mounted) -> None:
         assert given(client, "%RETRY%g").reconsume_times == 1
         route = json.loads(client.ask(protocol.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%g").text())
         assert [queue["perm"] for queue in route["queueDatas"]] == [6]
+        unique = given(client, "orders").properties["UNIQ_KEY"]
+    (found,) = here("query", url, "%DLQ%g", "--key", unique).good().rows
+    (shown,) = here("cat", url, "%DLQ%g").good().rows
+    assert found["queue_offset"] == shown["queue_offset"] == 0
+    report = here("verify", url, "--retries", "broker-a", "--deep", "--json").good().document
+    assert report["checked_messages"] == 2
+    here("verify", url, "--deep").good()
+    other = here("verify", url, "--retries", "nobody")
+    assert (other.code, "to a mount 'nobody', but to broker-a" in other.error) == (2, True)
+
+
+def test_a_damaged_log_is_told_and_what_is_advised_mends_it(
+    served: Mounted, tmp_path: Path
+) -> None:
+    url = served.mount.store.opened.store.url
+    with served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        assert back(client, given(client, "orders"), delayLevel=9) == Code.SUCCESS
+    served.stop()
+    served.mount.close()
+    (bundle,) = (path for path in tmp_path.rglob("meta/mount/*/retry/bundle/0/*"))
+    data = bundle.read_bytes()
+    bundle.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    assert here("verify", url, "--retries", "broker-a", "--deep").code == 1
+    with pytest.raises(DataError, match="what was sent back to the mount is damaged"), mounted(url):
+        pass
+    shutil.rmtree(bundle.parent.parent.parent)
+    with mounted(url) as other, other.client() as client:
+        client.heartbeat("c", "g", "orders")
+        assert back(client, given(client, "orders"), delayLevel=-1) == Code.SUCCESS
 
 
 def test_an_orderly_consumer_sends_to_the_retry_topic_and_it_is_a_dead_letter_at_once(
@@ -126,3 +174,98 @@ def test_a_message_that_is_not_there_is_not_taken(served: Mounted) -> None:
         asked["offset"] = (1 << 62) + 3
         assert client.ask(protocol.CONSUMER_SEND_MSG_BACK, **asked).code == Code.SYSTEM_ERROR
     until(lambda: not served.errors, "it goes on")
+
+
+@pytest.mark.parametrize("offset", [0, 17, 18, 33, 34, 120, 311])
+def test_a_message_is_found_near_where_its_group_is_or_anywhere(
+    served: Mounted, offset: int
+) -> None:
+    with served.client() as client:
+        client.heartbeat("c", "g", "orders")
+        place = {"consumerGroup": "g", "topic": "orders", "queueId": 0}
+        client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **place)
+        wanted = given(client, "orders", offset)
+        assert back(client, wanted, delayLevel=-1) == Code.SUCCESS
+        assert given(client, "%DLQ%g").body == wanted.body
+
+
+@pytest.mark.go
+def test_what_many_clients_send_back_at_once_shares_rounds(
+    basic: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real server of objects: each is answered in time, and a round takes what came while the last was under way."""
+    use_server(minio, monkeypatch)
+    url = f"s3://{minio.bucket()}/prefix"
+    here("attach", basic, "--to", url, "--once").good()
+    with mounted(url) as served:
+
+        def send(number: int) -> list[float]:
+            taken = []
+            with served.client() as client:
+                answer = client.pull("orders", 0, 10 * number)
+                for one in records(answer.text())[:10]:
+                    began_s = time.monotonic()
+                    assert back(client, one, delayLevel=-1) == Code.SUCCESS
+                    taken.append(time.monotonic() - began_s)
+            return taken
+
+        with ThreadPoolExecutor(20) as pool:
+            took = [one for some in pool.map(send, range(20)) for one in some]
+        assert max(took) < 2.5
+        assert served.mount.retries is not None
+        assert served.mount.retries.writer.state.epoch == 1
+    assert len(took) == 200
+    assert len(here("cat", url, "%DLQ%g").good().rows) == 200
+    report = here("verify", url, "--retries", "broker-a", "--deep", "--json").good().document
+    assert report["checked_messages"] == 200
+    assert report["checked_objects"] < 100
+
+
+class Beside:
+    """Some messages of a queue that begin in the middle of what the tier has of it, read from the tier at other offsets."""
+
+    def __init__(self, low: int, end: int) -> None:
+        self.known = QueueBounds(QueueOffset(low), QueueOffset(end))
+        self.reads = 0
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds | None:
+        return self.known if queue == MessageQueue("orders", 0) else None
+
+    def queues(self) -> dict[MessageQueue, QueueBounds]:
+        return {MessageQueue("orders", 0): self.known}
+
+    def refresh(self) -> None:
+        pass
+
+    def read(
+        self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        assert (queue, bytes_max > 0, count_max > 0) == (MessageQueue("orders", 0), True, True)
+        self.reads += 1
+        rows = [
+            placed(replace(POISON, topic="orders", queue_id=0), offset, 5)
+            for offset in range(start, self.known.end)
+        ]
+        return batch_of(queue, rows)
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        raise AssertionError((queue, timestamp_ms))
+
+
+def test_what_a_broker_still_puts_behind_where_the_log_begins_is_not_shown(
+    captured_tier: Callable[[str], tuple[Path, str]],
+) -> None:
+    _, url = captured_tier("s01-basic")
+    beside = Beside(100, 103)
+    with open_message_store(None, url) as store:
+        store.put_beside(beside, beside.bounds)
+        assert store.bounds("orders", 0) == QueueBounds(QueueOffset(0), QueueOffset(103))
+        assert not beside.reads
+        found = store.get_message("g", "orders", 0, 98, max_count=9)
+        assert found.next_begin == 100
+        found = store.get_message("g", "orders", 0, 100, max_count=9)
+        bodies = [bytes(raw) for chunk in found.chunks for _, raw in chunk.messages()]
+        assert (found.next_begin, len(bodies)) == (103, 3)
+        assert all(b"poison" in body for body in bodies)
+        assert store.get_message("g", "orders", 0, 110).status is GetStatus.OFFSET_OVERFLOW_BADLY
+        assert store.max_offset("orders", 1) > 103

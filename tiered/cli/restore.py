@@ -163,7 +163,7 @@ def hand_back(call: Call, options: HandBackOptions) -> int:
 
     Examples:
         tiered hand-back s3://bucket/prefix --store /data/rocketmq/store
-        tiered hand-back file:///tmp/tier --store /tmp/store --mount broker-a-mounted --json
+        tiered hand-back file:///tmp/tier --store /tmp/store --json
     """
     import random
 

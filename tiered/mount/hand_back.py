@@ -35,7 +35,7 @@ from tiered.local.layout import OFFSETS_FILE, read_text
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.broker_tables import read_handover
 from tiered.model import MessageQueue
-from tiered.mount.offsets import OffsetsKeeper
+from tiered.mount.offsets import OffsetsKeeper, mounts_with_offsets
 from tiered.mount.retries import RetryWriter, consumed_of
 from tiered.store.disk import Disk, make_folder, replace_file
 from tiered.store.embedded import MessageStore
@@ -77,6 +77,14 @@ def hand_back(
         FencedError: The mount serves.
     """
     _require_stopped(tier, directory)
+    with backend_errors():
+        there = mounts_with_offsets(tier.store, tier.place.prefix)
+    if mount not in there:
+        raise InvalidError(
+            f"no mount {mount!r} has kept anything of this tier, but {', '.join(there) or 'none at all'}",
+            where=tier.store.url,
+            do="name one of these with --mount",
+        )
     name, _, member = mount.partition("/")
     keeper = OffsetsKeeper(
         tier.meter,
@@ -89,12 +97,6 @@ def hand_back(
     with contextlib.ExitStack() as held, backend_errors():
         known = keeper.begin(wait=False, announce=lambda _state: None, stop=lambda _seconds: True)
         held.callback(keeper.end)
-        if not known:
-            raise InvalidError(
-                f"no mount {mount!r} has kept anything of this tier",
-                where=tier.store.url,
-                do="check --mount; `tiered status URL` names the broker",
-            )
         handover = read_handover(tier.store, tier.place.prefix, tier.state.store)
         if keeper.handover != (handover.key if handover is not None else ""):
             raise InvalidError(

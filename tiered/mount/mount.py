@@ -38,7 +38,7 @@ from tiered.api.local_and_tier import open_message_store
 from tiered.api.stores import backend_errors
 from tiered.attach.observe import request_samples, resident_bytes
 from tiered.clock import Clock, SystemClock
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.keys import RETRIES, mount_prefix
 from tiered.local.catalog import reason_left_out
 from tiered.metrics import Sample
@@ -688,8 +688,16 @@ def _retry_log(
         tier.meter, tier.store, prefix + RETRIES, clock, rng, place=place, old_end=old_end
     )
     log = RetryLog(writer, clock, settings.retries)
-    with backend_errors():
-        log.begin(partial(consumed_of, known))
+    try:
+        with backend_errors():
+            log.begin(partial(consumed_of, known))
+    except DataError as error:
+        raise DataError(
+            f"what was sent back to the mount is damaged: {error.what}",
+            where=f"{tier.store.url}/{error.where}",
+            do=f"bring the object back from a copy; else delete all below {prefix}{RETRIES}: what was sent back and not"
+            " consumed is lost",
+        ) from error
     store.put_beside(log, log.bounds)
     return log
 

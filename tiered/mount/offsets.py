@@ -38,6 +38,7 @@ from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import EPOCH, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.replay import JournalReader, UnknownActionError
+from tiered.keys import JOURNAL
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
 
@@ -305,8 +306,9 @@ def damage_told(url: str, prefix: str) -> Iterator[None]:
         raise DataError(
             f"the offsets that a mount has kept of consumer groups are damaged: {error.what}",
             where=f"{url}/{error.where}",
-            do=f"bring the object back from a copy; else delete all below {prefix}: groups begin where they were with the"
-            " broker, and get again what came since; until then `tiered mount --no-state` serves the tier",
+            do=f"bring the object back from a copy; else delete {prefix}lease and all below {prefix}{JOURNAL}: groups begin"
+            " where they were with the broker, and get again what came since; until then `tiered mount --no-state` serves"
+            " the tier",
         ) from error
 
 

@@ -333,6 +333,7 @@ class Puller:
         if (
             incarnation is None
             or not incarnation.min_offset <= wanted.offset < incarnation.commit_offset
+            or not self._store.is_tiers_alone(wanted.queue)
         ):
             return None
         size_bytes, count = wanted.size_bytes * HANDOUT_PULLS, wanted.count * HANDOUT_PULLS

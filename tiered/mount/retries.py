@@ -254,7 +254,6 @@ class RetryWriter:
         *,
         place: Place,
         old_end: Callable[[MessageQueue], int],
-        on_failure: Callable[[BackendError], None] = lambda _error: None,
     ) -> None:
         """Read nothing yet.
 
@@ -263,8 +262,9 @@ class RetryWriter:
             prefix: Of the log, ending in a slash.
             place: Of the broker.
             old_end: Where a queue ends in the old broker's tier.
-            on_failure: Told of each try to write an entry that failed, and will be tried again.
         """
+        # Told of each try to write an entry that failed, and will be tried again; from any thread.
+        self.on_failure: Callable[[BackendError], None] = lambda _error: None
         self.stop = threading.Event()  # ends tries that are under way
         self._bare, self._store, self._prefix, self._clock = bare, store, prefix, clock
         self._place, self._old_end = place, old_end
@@ -276,12 +276,15 @@ class RetryWriter:
             clock=clock,
             rng=rng,
             stop=self.stop,
-            on_failure=on_failure,
+            on_failure=self._tell,
         )
         self.reader = _OwnReader(store, prefix, self._journal)
         self._uploader: Uploader | None = None
         self._failed: set[MessageQueue] = set()
         self._last_ms = 0
+
+    def _tell(self, error: BackendError) -> None:
+        self.on_failure(error)
 
     @property
     def state(self) -> TierState:
@@ -540,6 +543,7 @@ class RetryLog:
         """
         self.limits = limits or RetryLimits()
         self.writer = writer
+        writer.on_failure = self.note
         self.on_moved = on_moved
         self.host = ""  # ``ip:port`` of the mount, where it is one of numbers
         self.trouble = ""  # why nothing is kept at the moment, in one clause; empty: it is
@@ -644,7 +648,7 @@ class RetryLog:
                     await self._round(thread)
                     await self._tidy(thread)
                 except (BackendError, StoreUnavailableError) as error:
-                    self._note(error)
+                    self.note(error)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                     self._wake.set()
@@ -737,7 +741,8 @@ class RetryLog:
             else:
                 self.on_moved(queue)
 
-    def _note(self, error: Exception) -> None:
+    def note(self, error: Exception) -> None:
+        """Nothing can be kept at the moment, and is tried again. From any thread; told once of each row of failures."""
         if not self.trouble:
             _LOG.warning("messages that are sent back are not kept, trying again: %s", error)
         self.trouble = str(error)

@@ -55,8 +55,8 @@ class SendingBack:
     log: RetryLog | None  # None: nothing is kept, and all is refused
     topics: MountedTopics
     locks: Locks  # of orderly consumers
-    record_at: Callable[[int, str | None], Awaitable[bytes]]
-    """Finds the record at a place of the old broker's log; a topic narrows it down."""
+    record_at: Callable[[int, str | None, str], Awaitable[bytes]]
+    """Finds the record at a place of the old broker's log; a topic narrows it down, and the group who was given it."""
     executor: Executor  # for what reads the log
     clock: Clock  # time
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -102,11 +102,11 @@ class SendingBack:
             return found
         retry = RETRY_PREFIX + group
         try:
-            raw = await self.record_at(place, topic)
+            raw = await self.record_at(place, topic, group)
         except RefusalError:
             if topic not in self.topics.queues or retry not in self.topics.queues:
                 raise
-            raw = await self.record_at(place, retry)
+            raw = await self.record_at(place, retry, group)
         return decode_record(raw)
 
     async def send(self, asked: Exchange, *, called: Mapping[str, str]) -> Command:
