@@ -64,12 +64,15 @@ class Outcome:
 class Counted:
     """A consumer that counts, in a process of its own."""
 
-    def __init__(self, broker: oracle.Broker, group: str, folder: Path, *more: str) -> None:
+    def __init__(
+        self, broker: oracle.Broker, group: str, folder: Path, *more: str, nice: str = "0"
+    ) -> None:
         self._out = folder / f"{group}.out"
         words = ("client", "push", "--namesrv", broker.address, "--topic", TOPIC, "--group", group)
         with self._out.open("wb") as out, self._out.with_suffix(".log").open("wb") as log:
             self.process = subprocess.Popen(
-                [oracle.ORACLE, *words, "--count", "--seconds", "3600", *more],
+                # Laggards would be on other machines: here they must not take the processor of those that are measured.
+                ["nice", "-n", nice, oracle.ORACLE, *words, "--count", "--seconds", "3600", *more],
                 stdout=out,
                 stderr=log,
             )
@@ -212,7 +215,9 @@ def measure(folder: Path, asked: argparse.Namespace, url: str, *, has_replica: b
         speed = ("--mib-per-second", str(asked.mib_per_second))
         laggards = []
         for number in range(LAGGARDS):
-            laggards.append(Counted(broker, f"lag-{found.name}-{number}", folder, *speed))
+            laggards.append(
+                Counted(broker, f"lag-{found.name}-{number}", folder, *speed, nice="10")
+            )
             held.callback(laggards[-1].end)
         watch(broker, laggards, backlog, found, asked.seconds_max)
         found.alone_ms, found.beside_ms = (
@@ -226,8 +231,12 @@ def measure(folder: Path, asked: argparse.Namespace, url: str, *, has_replica: b
                 r'^tiered_mount_read_bytes_total\{side="tier"\} (\S+)$', text, re.MULTILINE
             ) or ["0"]
             found.replica_bytes = int(float(told))
-        # The last seconds may be under way in several queues: what is below the backlog's end has to be there.
-        found.missing = sum(max(backlog - one.last()["distinct"], 0) for one in laggards)
+        # Who was not through in time has no hole in what it got, but for what its two threads had in hand.
+        lasts = [one.last() for one in laggards]
+        found.missing = sum(
+            max(0, min(backlog, one["end"]) - one["distinct"] - (one["messages"] < backlog) * 64)
+            for one in lasts
+        )
         found.twice = sum(one.last()["messages"] - one.last()["distinct"] for one in laggards)
     print(f"  {replace(found, reads=[])}", file=sys.stderr)
     return found
@@ -333,7 +342,7 @@ def main() -> None:
         "--ratio", type=int, default=1, help="accessMessageInMemoryMaxRatio: per cent of all memory"
     )
     parser.add_argument(
-        "--seconds-max", type=float, default=180.0, help="for the laggards, of each run"
+        "--seconds-max", type=float, default=200.0, help="for the laggards, of each run"
     )
     parser.add_argument("--plot", type=Path, help="SVG to write")
     parser.add_argument(

@@ -74,7 +74,7 @@ def test_consumers_go_on_at_the_master_whatever_happens_here(
         minio = held.enter_context(run_minio(tmp_path))
         for name, value in minio.environment.items():
             monkeypatch.setenv(name, value)
-        gate = held.enter_context(Gate(minio.endpoint))
+        gate = held.enter_context(Gate(minio.endpoint_url))
         url = f"s3://{minio.bucket()}/tier"
         broker = held.enter_context(oracle.Broker(tmp_path, store, **LAGS))
         broker.start()
@@ -95,11 +95,11 @@ def test_consumers_go_on_at_the_master_whatever_happens_here(
                 gate.shut()
             case "names":
                 broker.restart_names()
-        assert len(places(consumer.end())) == count
+        found = consumer.end()
+        assert len(places(found)) == count
         if trouble == "none":
-            tiered_bytes = sum(path.stat().st_size for path in (store / "commitlog").iterdir())
-            assert metric(words, "read_bytes_total") > 0
-            assert tiered_bytes > 0
+            body_bytes = sum(len(one["body_base64"]) * 3 // 4 for one in found)
+            assert metric(words, "read_bytes_total") > 0.95 * body_bytes
 
 
 @pytest.mark.slow
@@ -114,7 +114,8 @@ def test_what_the_broker_has_expired_is_given_to_who_asks_the_replica(tmp_path: 
         for path in sorted((store / "commitlog").iterdir())[:2]:
             path.unlink()
         broker.start()
-        assert all(low > 0 for low, _ in broker.offsets("orders").values())
+        lows = lambda: [low for low, _ in broker.offsets("orders").values()]  # noqa: E731
+        until(lambda: min(lows()) > 0, "it is gone", 150)
         broker.produce("orders", 400, queues=4, inflight=32)
         with MountProcess(url, tmp_path / "log", *options(broker)):
             asked = ("--namesrv", broker.address, "--topic", "orders", "--group", "g")
