@@ -164,10 +164,16 @@ def watch(
     print("  the laggards did not get through in time", file=sys.stderr)
 
 
-def measure(folder: Path, asked: argparse.Namespace, url: str, *, has_replica: bool) -> Outcome:
-    """One run."""
-    found, store = Outcome("with" if has_replica else "without"), folder / "store"
-    backlog = asked.messages
+def serve(
+    held: contextlib.ExitStack,
+    folder: Path,
+    asked: argparse.Namespace,
+    url: str,
+    *,
+    has_replica: bool,
+) -> tuple[oracle.Broker, str]:
+    """A broker on the store, what tiers it, and a load; and where the replica tells its metrics."""
+    store = folder / "store"
     some = next(path for path in (store / "commitlog").iterdir())
     items = next(path for path in (store / "consumequeue").rglob("0*") if path.is_file())
     settings = {
@@ -176,36 +182,44 @@ def measure(folder: Path, asked: argparse.Namespace, url: str, *, has_replica: b
         "slaveReadEnable": "true",
         "accessMessageInMemoryMaxRatio": asked.ratio,
     }
+    broker = held.enter_context(oracle.Broker(folder, store, **settings))
+    broker.start()
+    held.callback(broker.stop)
+    metrics = f"127.0.0.1:{next(oracle.free_ports())}"
+    attach = ("attach", store, "--to", url, "--freshness", "2", "--no-index")
+    held.enter_context(process(folder / "attach.log", *attach))
+    if has_replica:
+        words = ("--listen", "127.0.0.1:0", "--replica-of-live", "--namesrv", broker.address)
+        more = ("--metrics-listen", metrics, "--refresh", "2")
+        held.enter_context(MountProcess(url, folder / "replica.log", *words, *more))
+    sends = ("load", "--namesrv", broker.address, "--topic", TOPIC, "--queues", str(QUEUES))
+    load = subprocess.Popen(
+        [
+            oracle.ORACLE,
+            *sends,
+            "--producers",
+            "1",
+            "--rate",
+            "1000",
+            "--body",
+            "1024",
+            "--seconds",
+            "3600",
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    held.callback(load.wait)
+    held.callback(load.kill)
+    return broker, metrics
+
+
+def measure(folder: Path, asked: argparse.Namespace, url: str, *, has_replica: bool) -> Outcome:
+    """One run."""
+    found, store = Outcome("with" if has_replica else "without"), folder / "store"
+    backlog = asked.messages
     forget(store, folder / "data", folder / "tier")
     with contextlib.ExitStack() as held:
-        broker = held.enter_context(oracle.Broker(folder, store, **settings))
-        broker.start()
-        held.callback(broker.stop)
-        metrics = f"127.0.0.1:{next(oracle.free_ports())}"
-        attach = ("attach", store, "--to", url, "--freshness", "2", "--no-index")
-        held.enter_context(process(folder / "attach.log", *attach))
-        if has_replica:
-            words = ("--listen", "127.0.0.1:0", "--replica-of-live", "--namesrv", broker.address)
-            more = ("--metrics-listen", metrics, "--refresh", "2")
-            held.enter_context(MountProcess(url, folder / "replica.log", *words, *more))
-        sends = ("load", "--namesrv", broker.address, "--topic", TOPIC, "--queues", str(QUEUES))
-        load = subprocess.Popen(
-            [
-                oracle.ORACLE,
-                *sends,
-                "--producers",
-                "1",
-                "--rate",
-                "1000",
-                "--body",
-                "1024",
-                "--seconds",
-                "3600",
-            ],
-            stdout=subprocess.DEVNULL,
-        )
-        held.callback(load.wait)
-        held.callback(load.kill)
+        broker, metrics = serve(held, folder, asked, url, has_replica=has_replica)
         head = Counted(broker, "head", folder)
         held.callback(head.end)
         time.sleep(10.0)  # all is warm
@@ -231,12 +245,9 @@ def measure(folder: Path, asked: argparse.Namespace, url: str, *, has_replica: b
                 r'^tiered_mount_read_bytes_total\{side="tier"\} (\S+)$', text, re.MULTILINE
             ) or ["0"]
             found.replica_bytes = int(float(told))
-        # Who was not through in time has no hole in what it got, but for what its two threads had in hand.
+        # Up to the highest place that came, but for what two threads of each may have had in hand.
         lasts = [one.last() for one in laggards]
-        found.missing = sum(
-            max(0, min(backlog, one["end"]) - one["distinct"] - (one["messages"] < backlog) * 64)
-            for one in lasts
-        )
+        found.missing = sum(max(0, one["end"] - one["distinct"] - 64) for one in lasts)
         found.twice = sum(one.last()["messages"] - one.last()["distinct"] for one in laggards)
     print(f"  {replace(found, reads=[])}", file=sys.stderr)
     return found
