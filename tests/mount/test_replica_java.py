@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import oracle
-from support.command_line import here
+from support.command_line import here, program
+from support.gate import Gate
 from support.mounts import MountProcess, page
-from support.oracle import admin, needs_java
+from support.oracle import Consumer, admin, needs_java
+from support.servers import run_minio
+from support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.java, needs_java]
+pytestmark = [pytest.mark.java, needs_java, pytest.mark.timeout(600)]
 LAGS = {"slaveReadEnable": "true", "accessMessageInMemoryMaxRatio": 0}
 """A master in whose memory nothing is: whoever is behind at all is sent to the replica."""
 
@@ -53,6 +57,89 @@ def test_a_laggard_reads_from_the_tier_and_the_rest_from_the_master(tmp_path: Pa
             assert set(places(found).values()) == {1}
             assert len(found) == 2400
             assert mount.address in admin("clusterList", "-n", broker.address)
-            print(page(words[-1], "/metrics")[1])
             assert metric(words, "read_bytes_total") > 2000 * 100
             assert metric(words, "replica_handed_back_total") >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.go
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
+@pytest.mark.parametrize("trouble", ["none", "replica", "tier", "names"])
+def test_consumers_go_on_at_the_master_whatever_happens_here(
+    trouble: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """While they read, the replica dies, its tier's store does, or the name server is started anew."""
+    store, count = tmp_path / "store", 30_000
+    with ExitStack() as held:
+        minio = held.enter_context(run_minio(tmp_path))
+        for name, value in minio.environment.items():
+            monkeypatch.setenv(name, value)
+        gate = held.enter_context(Gate(minio.endpoint_url))
+        url = f"s3://{minio.bucket()}/tier"
+        broker = held.enter_context(oracle.Broker(tmp_path, store, **LAGS))
+        broker.start()
+        broker.produce("orders", count - 1000, queues=4, inflight=64)
+        program("attach", store, "--to", url, "--once").good()
+        broker.produce("orders", 1000, queues=4, inflight=64)
+        words = options(broker)
+        door = ("--endpoint-url", gate.url)
+        mount = held.enter_context(MountProcess(url, tmp_path / "log", *door, *words))
+        asked = ("--namesrv", broker.address, "--topic", "orders", "--group", "g")
+        ends = ("--max", str(count), "--seconds", "120")
+        consumer = held.enter_context(Consumer(version, tmp_path / "out", "push", *asked, *ends))
+        until(lambda: len(consumer.messages) > 2000, "it reads", 60)
+        match trouble:
+            case "replica":
+                mount.process.kill()
+            case "tier":
+                gate.shut()
+            case "names":
+                broker.restart_names()
+        found = consumer.end()
+        assert len(places(found)) == count
+        if trouble == "none":
+            body_bytes = sum(len(one["body_base64"]) * 3 // 4 for one in found)
+            assert metric(words, "read_bytes_total") > 0.95 * body_bytes
+
+
+@pytest.mark.slow
+def test_what_the_broker_has_expired_is_given_to_who_asks_the_replica(tmp_path: Path):
+    """Who asks the master first is put to its minimum, by the master; see docs/cold-reads.md."""
+    store, url = tmp_path / "store", f"file://{tmp_path}/tier"
+    with oracle.Broker(tmp_path, store, **LAGS) as broker:
+        broker.start()
+        broker.produce("orders", 4000, queues=4, inflight=32)
+        here("attach", store, "--to", url, "--once").good()
+        broker.stop()
+        for path in sorted((store / "commitlog").iterdir())[:2]:
+            path.unlink()
+        broker.start()
+        lows = lambda: [low for low, _ in broker.offsets("orders").values()]  # noqa: E731
+        until(lambda: min(lows()) > 0, "it is gone", 150)
+        broker.produce("orders", 400, queues=4, inflight=32)
+        with MountProcess(url, tmp_path / "log", *options(broker)):
+            asked = ("--namesrv", broker.address, "--topic", "orders", "--group", "g")
+            ends = ("--max", "4400", "--seconds", "60")
+            found = oracle.run("client", "lite-pull", *asked, *ends, "--broker-id", "1")
+            assert set(places(found).values()) == {1}
+            assert len(found) == 4400
+
+
+@pytest.mark.slow
+def test_a_master_for_which_replicas_act_is_back_at_once(tmp_path: Path):
+    """It waits for each broker of its name that is registered; the replica is not, once it has seen that it is gone."""
+    store, url = tmp_path / "store", f"file://{tmp_path}/tier"
+    acts = ("--set", "supportActingMaster=true")
+    settings = {**LAGS, "enableSlaveActingMaster": "true"}
+    with oracle.Broker(tmp_path, store, *acts, **settings) as broker:
+        broker.start()
+        broker.produce("orders", 100, queues=4)
+        here("attach", store, "--to", url, "--once").good()
+        with MountProcess(url, tmp_path / "log", *options(broker)) as mount:
+            names = ("clusterList", "-n", broker.address)
+            assert mount.address in admin(*names)
+            broker.kill()
+            until(lambda: mount.address not in admin(*names), "it has left", 60)
+            broker.start()
+            assert len(broker.produce("orders", 100, queues=4)) == 100
+            until(lambda: mount.address in admin(*names), "it is back", 60)

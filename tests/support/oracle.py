@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from support import oracle
+from support import command_line, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,18 +139,27 @@ def run(*arguments: str, timeout_s: float = 240) -> list[dict[str, Any]]:
 class Broker:
     """A name server and a broker on one store directory; the broker can be killed and started again."""
 
-    def __init__(self, folder: Path, store: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, store: Path, *names: str, **settings: object) -> None:
+        """``names``: further words for the name server."""
         self.store = store
+        self._names = names
         self._folder = folder
         self._settings = {**SMALL, **settings}
         ports = free_ports()
         self.address = f"127.0.0.1:{next(ports)}"
         self._port = next(ports)
         self._broker: Server | None = None
-        self._name_server = Server(
-            folder / "namesrv.log", "namesrv", "--port", self.address.split(":")[1]
-        )
+        self._start_names()
+
+    def _start_names(self) -> None:
+        words = ("namesrv", "--port", self.address.split(":")[1], *self._names)
+        self._name_server = Server(self._folder / "namesrv.log", *words)
         self._name_server.wait_ready()
+
+    def restart_names(self) -> None:
+        """Kill the name server and start it again: it knows nobody."""
+        self._name_server.end(signal.SIGKILL)
+        self._start_names()
 
     def start(self) -> None:
         """Start the broker and wait until it is ready."""
@@ -261,3 +270,35 @@ def admin(*words: str, version: str = "5.5") -> str:
         if NOT_IN_TIME not in text:
             break
     return text
+
+
+class Consumer:
+    """A client in a process of its own."""
+
+    def __init__(self, version: str, out: Path, command: str, *words: str, java: str = "") -> None:
+        self._out = out
+        client = "client-4.9" if version == "4.9" else "client"
+        with out.open("wb") as file, out.with_suffix(".log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [ORACLE, client, command, *words],
+                stdout=file,
+                stderr=log,
+                env={**command_line.environment(), "ORACLE_JAVA_OPTS": java},
+            )
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        *lines, _ = self._out.read_bytes().split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> list[dict[str, Any]]:
+        """Wait for its end; what it got."""
+        assert self.process.wait(240) == 0, self._out.with_suffix(".log").read_text()[-2000:]
+        return self.messages
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()

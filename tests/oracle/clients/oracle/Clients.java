@@ -10,6 +10,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Base64;
+import java.util.BitSet;
 import java.util.Collections;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
@@ -20,6 +21,7 @@ import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -108,6 +110,7 @@ public final class Clients {
         }
         consumer.subscribe(one(options, "topic", null), one(options, "tag", "*"));
         long max = Long.parseLong(one(options, "max", "1000000000"));
+        Counts counts = options.containsKey("count") ? new Counts(Double.parseDouble(one(options, "mib-per-second", "0"))) : null;
         int refuse = Integer.parseInt(one(options, "refuse", "0"));
         int fail = Integer.parseInt(one(options, "fail", "0"));
         if (options.containsKey("max-reconsume")) {
@@ -120,14 +123,77 @@ public final class Clients {
                 return take(messages, 0, fail, seen, max, done)
                     ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
             });
+        } else if (counts != null) {
+            consumer.setConsumeMessageBatchMaxSize(32);
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                counts.add(messages);
+                if (seen.addAndGet(messages.size()) >= max) {
+                    done.countDown();
+                }
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
         } else {
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
                 take(messages, refuse, fail, seen, max, done)
                     ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
         }
         consumer.start();
-        done.await(Long.parseLong(one(options, "seconds", "30")), TimeUnit.SECONDS);
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(Long.parseLong(one(options, "seconds", "30")));
+        while (!done.await(counts == null ? until - System.nanoTime() : 1_000_000_000L, TimeUnit.NANOSECONDS) && System.nanoTime() < until) {
+            counts.print();
+        }
         consumer.shutdown();
+        if (counts != null) {
+            counts.print();
+        }
+    }
+
+    /** With --count: a line each second for what came so far, and how long messages took from the broker's store to here. */
+    private static final class Counts {
+        private final Map<Integer, BitSet> offsets = new TreeMap<>();
+        private final long bytesPerSecond;
+        private final long start = System.nanoTime();
+        private final int[] millis = new int[60_001];  // messages by what they took since the line before; the last: and more
+        private long messages;
+        private long bytes;
+
+        Counts(double mibPerSecond) {
+            this.bytesPerSecond = (long) (mibPerSecond * (1 << 20));
+        }
+
+        void add(List<MessageExt> found) {
+            long late;
+            synchronized (this) {
+                for (MessageExt message : found) {
+                    messages++;
+                    bytes += message.getStoreSize();
+                    offsets.computeIfAbsent(message.getQueueId(), id -> new BitSet()).set((int) message.getQueueOffset());
+                    millis[(int) Math.min(Math.max(System.currentTimeMillis() - message.getStoreTimestamp(), 0), 60_000)]++;
+                }
+                late = bytesPerSecond == 0 ? 0 : bytes * 1_000_000_000L / bytesPerSecond - (System.nanoTime() - start);
+            }
+            if (late > 0) {
+                LockSupport.parkNanos(late);
+            }
+        }
+
+        synchronized void print() {
+            Map<String, Object> out = new LinkedHashMap<>();
+            out.put("time_ms", System.currentTimeMillis());
+            out.put("messages", messages);
+            out.put("bytes", bytes);
+            out.put("distinct", offsets.values().stream().mapToLong(BitSet::cardinality).sum());
+            out.put("end", offsets.values().stream().mapToLong(BitSet::length).sum());  // so many there would be without holes
+            Map<String, Integer> took = new LinkedHashMap<>();
+            for (int i = 0; i < millis.length; i++) {
+                if (millis[i] > 0) {
+                    took.put(Integer.toString(i), millis[i]);
+                    millis[i] = 0;
+                }
+            }
+            out.put("took_ms", took);
+            OUT.println(RemotingSerializable.toJson(out, false));
+        }
     }
 
     /** A message that is refused is taken when it comes again; one that fails never is. */
@@ -156,10 +222,17 @@ public final class Clients {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         String topic = one(options, "topic", null);
         boolean isAssigned = options.containsKey("assign");
+        if (options.containsKey("broker-id")) {  // all pulls go to the broker with this id, whatever is suggested
+            consumer.start();
+            consumer.setDefaultBrokerId(Long.parseLong(one(options, "broker-id", "0")));
+            consumer.setConnectBrokerByUser(true);
+        }
         if (!isAssigned) {
             consumer.subscribe(topic, one(options, "tag", "*"));
         }
-        consumer.start();
+        if (!options.containsKey("broker-id")) {
+            consumer.start();
+        }
         if (isAssigned) {
             List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(topic));
             Collections.sort(queues);
