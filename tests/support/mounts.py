@@ -71,12 +71,20 @@ class Client:
 
     def send(self, code: int, body: object = None, *, flag: int = 0, **fields: object) -> int:
         """Send a request; its number."""
+        request = self.request(code, body, flag=flag, **fields)
+        self.socket.sendall(b"".join(encode(request)))
+        return request.opaque
+
+    def request(
+        self, code: int, body: object = None, *, flag: int = 0, **fields: object
+    ) -> Command:
+        """A request, signed if we have an access key."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b""
         said = {name: str(value) for name, value in fields.items()}
         if self.access_key:
             said[ACCESS_KEY] = self.access_key
             said[SIGNATURE] = sign(said, [data], self.secret)
-        request = Command(
+        return Command(
             code,
             next(self._opaque),
             flag,
@@ -84,8 +92,6 @@ class Client:
             body=(data,) if data else (),
             form=self.form,
         )
-        self.socket.sendall(b"".join(encode(request)))
-        return request.opaque
 
     def tell(self, code: int, body: object = None, **fields: object) -> None:
         """Send a request that wants no answer."""

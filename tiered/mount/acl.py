@@ -210,10 +210,8 @@ _PLAIN_ADMIN: Final = frozenset({17, 25, 200, 207, 215})
 def needs(request: Command, cluster: str) -> list[Need] | None:
     """What who asks has to be allowed; None: only administrators may ask."""
     code = request.code
-    known = protocol.BY_CODE.get(code)
-    is_refused = known is not None and known.answer is not protocol.Treatment.SERVED
-    if code in _SIGNED or (is_refused and code not in _FIELDS):
-        return []  # the latter are refused by themselves
+    if code in _SIGNED:
+        return []
     if code in _CLUSTER:
         return [Need(CLUSTER, cluster, _GET)]
     if code in _WHOLE and not request.fields.get("topic"):
@@ -223,7 +221,9 @@ def needs(request: Command, cluster: str) -> list[Need] | None:
     elif code in _BODIES:
         found = _BODIES[code](protocol.document(request))
     else:
-        return None
+        known = protocol.BY_CODE.get(code)
+        is_served = known is None or known.answer is protocol.Treatment.SERVED
+        return None if is_served else []  # what is not served is refused by itself
     return list(dict.fromkeys(found))
 
 
@@ -271,7 +271,7 @@ def _need(kind: str, name: object, actions: frozenset[str]) -> Need:
     """A retry topic is its group's."""
     text = str(name)
     if kind == TOPIC and text.startswith(RETRY):
-        return Need(GROUP, text.removeprefix(RETRY), _SUB if actions & _SUB else actions)
+        return Need(GROUP, text.removeprefix(RETRY), actions - {"pub"})
     return Need(kind, text, actions)
 
 

@@ -1,8 +1,11 @@
 package oracle;
 
+import java.io.BufferedReader;
 import java.io.FileDescriptor;
 import java.io.FileOutputStream;
+import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.net.InetSocketAddress;
 import java.net.SocketAddress;
@@ -22,6 +25,8 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -29,6 +34,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageClientExt;
 import org.apache.rocketmq.common.message.MessageConst;
@@ -36,7 +42,9 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
+import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 
 /** Clients, and a name server, of whichever RocketMQ is on the class path: one source for 4.9 and 5.x. See README.md. */
@@ -67,6 +75,9 @@ public final class Clients {
                 case "view":
                     view(options);
                     break;
+                case "judge":
+                    judge(options);
+                    break;
                 default:
                     throw new IllegalArgumentException("no command " + command);
             }
@@ -94,7 +105,8 @@ public final class Clients {
      * once, --fail N whenever it comes.
      */
     private static void push(Map<String, List<String>> options) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(one(options, "group", "g"));
+        DefaultMQPushConsumer consumer =
+            new DefaultMQPushConsumer(one(options, "group", "g"), hook(options), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(one(options, "namesrv", null));
         consumer.setInstanceName("oracle-" + System.nanoTime());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -216,7 +228,7 @@ public final class Clients {
 
     /** With --assign all queues from the minimum, else a subscription of the group. */
     private static void litePull(Map<String, List<String>> options) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(one(options, "group", "g"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(one(options, "group", "g"), hook(options));
         consumer.setNamesrvAddr(one(options, "namesrv", null));
         consumer.setInstanceName("oracle-" + System.nanoTime());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -258,13 +270,63 @@ public final class Clients {
     }
 
     private static void view(Map<String, List<String>> options) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("oracle-view");
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("oracle-view", hook(options));
         consumer.setNamesrvAddr(one(options, "namesrv", null));
         consumer.start();
         for (String id : options.get("msgid")) {
             print(fields(consumer.viewMessage(one(options, "topic", null), id)));
         }
         consumer.shutdown();
+    }
+
+    /** Signs each request, with --access-key and --secret-key; else null. */
+    private static RPCHook hook(Map<String, List<String>> options) {
+        return options.containsKey("access-key")
+            ? new AclClientRPCHook(new SessionCredentials(one(options, "access-key", null), one(options, "secret-key", null)))
+            : null;
+    }
+
+    /**
+     * Of 4.9 alone: signs each request of stdin as a client does, and says what the validator of brokers makes of it by the rules
+     * in --home. A line: home, address, code, version, fields, body_base64, access_key and secret_key (both may be missing).
+     */
+    private static void judge(Map<String, List<String>> options) throws Exception {
+        Map<String, Object> validators = new TreeMap<>();
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            Map<?, ?> asked = RemotingSerializable.fromJson(line, Map.class);
+            String home = (String) asked.get("home");
+            if (!validators.containsKey(home)) {
+                System.setProperty("rocketmq.home.dir", home);
+                validators.put(home, Class.forName("org.apache.rocketmq.acl.plain.PlainAccessValidator").getConstructor().newInstance());
+            }
+            RemotingCommand request = RemotingCommand.createRequestCommand((Integer) asked.get("code"), null);
+            request.setVersion((Integer) asked.get("version"));
+            request.setBody(Base64.getDecoder().decode((String) asked.get("body_base64")));
+            ((Map<?, ?>) asked.get("fields")).forEach((name, value) -> request.addExtField((String) name, (String) value));
+            if (asked.get("access_key") != null) {
+                new AclClientRPCHook(new SessionCredentials((String) asked.get("access_key"), (String) asked.get("secret_key")))
+                    .doBeforeRequest("", request);
+            }
+            Map<String, Object> found = new TreeMap<>();
+            found.put("fields", request.getExtFields());
+            found.put("refused", refused(validators.get(home), request, (String) asked.get("address")));
+            print(found);
+        }
+    }
+
+    private static String refused(Object validator, RemotingCommand request, String address) throws Exception {
+        Method parse = validator.getClass().getMethod("parse", RemotingCommand.class, String.class);
+        Method validate = null;
+        for (Method method : validator.getClass().getMethods()) {
+            validate = method.getName().equals("validate") ? method : validate;
+        }
+        try {
+            validate.invoke(validator, parse.invoke(validator, request, address));
+            return "";
+        } catch (InvocationTargetException thrown) {
+            return thrown.getCause().toString();
+        }
     }
 
     /** The enumeration has another package in each generation. */
