@@ -83,7 +83,7 @@ def run(call: Call, options: WebOptions) -> int:
     """Shows a tier as pages in a browser, read-only.
 
     Examples:
-        tiered web file:///tmp/tier
+        tiered web file:///tmp/tier --listen 127.0.0.1:8321
         tiered web s3://bucket/prefix --listen :8321 --store /data/rocketmq/store
     """
     from tiered.web.server import PageMaker, PageServer
