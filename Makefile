@@ -62,7 +62,7 @@ torture: .venv/.installed-test system ## KILLS=500 kills of real processes, at n
 zombies: .venv/.installed-test system ## RUNS=100 writers that sleep past their lease while another works, on a folder and S3 servers
 	@TIERED_ZOMBIE_RUNS=$(or $(RUNS),100) $(PYTEST) tests/torture/test_zombies.py -s -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
-system: ## JDK and Maven (with apt, as root), the RocketMQ and Kafka oracles, MinIO; says what it has to leave out
+system: ## JDK and Maven (with apt, as root), the RocketMQ and Kafka oracles, MinIO, Chromium; says what it has to leave out
 	@requirements/system.sh
 
 lint: .venv/.installed-test ## ruff, mypy, import contracts

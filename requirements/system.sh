@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the tests want beside Python packages: a JDK with Maven, the oracles (RocketMQ, Kafka) built with them, and MinIO.
+# What the tests want beside Python packages: a JDK with Maven, the oracles (RocketMQ, Kafka) built with them, MinIO, and Chromium.
 #
 #   system.sh         all of it
 #   system.sh minio   MinIO alone
@@ -17,22 +17,31 @@ java_ready() {
     version=$(javac -version 2>&1) && [[ $version =~ ([0-9]+) ]] && ((BASH_REMATCH[1] >= 17))
 }
 
-java() {
-    local jdk log=.tools/apt.log
-    java_ready && return
+apt_install() { # apt_install WHAT PACKAGE...: as root, with apt
+    local what=$1
+    shift
     if ((EUID)) || ! command -v apt-get >/dev/null; then
-        echo "no JDK 17 with Maven; installing them takes root and apt" >&2
+        echo "no $what; installing it takes root and apt" >&2
         return 1
     fi
-    echo "installing a JDK and Maven with apt" >&2
+    echo "installing $what with apt" >&2
     mkdir -p .tools
     export DEBIAN_FRONTEND=noninteractive
     local apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
-    "${apt[@]}" update &>$log || true # one source that does not answer must not spoil the others
-    for jdk in openjdk-17-jdk-headless default-jdk-headless; do
-        if "${apt[@]}" install -y --no-install-recommends $jdk maven &>>$log; then break; fi
-    done
-    java_ready || { tail -20 $log >&2 && return 1; }
+    "${apt[@]}" update &>.tools/apt.log || true # one source that does not answer must not spoil the others
+    "${apt[@]}" install -y --no-install-recommends "$@" &>>.tools/apt.log
+}
+
+java() {
+    java_ready && return
+    apt_install "JDK 17 with Maven" openjdk-17-jdk-headless maven ||
+        apt_install "JDK with Maven" default-jdk-headless maven || true
+    java_ready || { tail -20 .tools/apt.log 2>/dev/null >&2 && return 1; }
+}
+
+chromium() {
+    command -v chromium >/dev/null && return
+    apt_install Chromium chromium || { tail -20 .tools/apt.log 2>/dev/null >&2 && return 1; }
 }
 
 rocketmq() { build tests/oracle/oracle; }
@@ -87,6 +96,7 @@ if [[ ${1:-all} == all ]]; then
         want rocketmq "the RocketMQ oracle" "tests marked java"
         want kafka "the Kafka oracle" "tests marked java"
     fi
+    want chromium "Chromium" "slow tests of the pages in a browser"
 fi
 want minio "MinIO" "tests marked go"
 

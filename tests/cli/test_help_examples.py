@@ -38,6 +38,7 @@ EXAMPLES = sorted(
 SERVES = {
     "tiered attach s3": ("tiering", 0),
     "tiered mount file": ("serving", 0),
+    "tiered web": ("pages", 0),
     "tiered store tail --follow": ("", 143),
     "tiered timer run --to /data": ("handing over", 0),
 }
@@ -113,6 +114,7 @@ def here(example: str, tmp_path: Path, made: Path, server: S3Server) -> str:
         "10.0.0.7:9876,10.0.0.8:9876": "127.0.0.1:1",
         ":10911": ":0" if "127" in example else "127.0.0.1:0",
         ":9400": "127.0.0.1:0",
+        ":8321": ":0" if "127" in example else "127.0.0.1:0",
     }
     if "s3://bucket/prefix" in example:
         places["s3://bucket/prefix"] = in_bucket(tmp_path / "tier", server)

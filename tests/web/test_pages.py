@@ -9,6 +9,7 @@ import pytest
 from support.command_line import attach, here
 from support.pages import every_page, served
 from support.untouched import entries
+from support.waiting import until
 
 from tiered.cli.values import format_size, format_time
 
@@ -31,14 +32,16 @@ def count(number: int) -> str:
 
 
 def test_the_first_page_has_a_row_a_broker(pages: Pages, status: dict[str, Any]):
-    (row,) = pages.good("/").table("Brokers")
+    got = pages.good("/")
+    (row,) = got.table("Brokers")
     assert row["Broker"] == "shop/north"
     assert row["Messages"] == count(status["messages"]) == "2,613"
     assert row["Queues"] == count(status["queue_count"])
     assert row["Stored"] == format_size(status["object_bytes"])
     assert row["Lag, messages"] == count(status["lag_messages"])
-    assert row["Last entry"] == format_time(status["updated_ms"])
-    assert row["Health"] == "look no writer"
+    assert row["Last entry"].endswith(" ago")
+    assert got.page.first("time").attributes["datetime"] == format_time(status["updated_ms"])
+    assert row["Health"] == "attention no writer"
 
 
 def test_a_broker_has_its_topics(pages: Pages, status: dict[str, Any], place: Place):
@@ -292,3 +295,21 @@ def test_the_address_is_a_document_too(shown_tier: str):
         process.terminate()
         assert process.communicate(timeout=60)[1] == b""
     assert process.returncode == 0
+
+
+def test_of_several_brokers_the_one_that_remembers_the_store_has_a_lag(
+    basic: Path, stores: Any, tmp_path: Path
+):
+    url = attach(
+        basic, tmp_path / "tier", "--cluster", "c", "--broker", "mine", "--topics", "orders"
+    )
+    attach(stores("s04-batch-compress"), tmp_path / "tier", "--cluster", "c", "--broker", "other")
+    wanted = here("status", url, "--store", basic, "--cluster", "c", "--broker", "mine", "--json")
+    (broker,) = wanted.document["brokers"]
+    with served(url, "--store", basic, "--refresh", "0.1") as found:
+        until(lambda: "Lag, messages" in found.good("/").text)
+        rows = {row["Broker"]: row for row in found.good("/").table("Brokers")}
+        until(lambda: [*found.good("/broker", cluster="c", broker="mine").page.each("polyline")])
+    assert broker["lag_messages"] > 0
+    assert rows["c/mine"]["Lag, messages"] == count(broker["lag_messages"])
+    assert rows["c/other"]["Lag, messages"] == "-"

@@ -83,7 +83,7 @@ def run(call: Call, options: WebOptions) -> int:
     """Shows a tier as pages in a browser, read-only.
 
     Examples:
-        tiered web file:///tmp/tier
+        tiered web file:///tmp/tier --listen 127.0.0.1:8321
         tiered web s3://bucket/prefix --listen :8321 --store /data/rocketmq/store
     """
     from tiered.web.server import PageMaker, PageServer
@@ -161,8 +161,13 @@ def forms(call: Call) -> Mapping[str, Callable[..., str]]:
         "size": lambda size: "-" if size is None else format_size(size),
         "time": lambda ms: "-" if ms is None else format_time(ms),
         "ago": lambda ms: "-" if ms is None else f"{ago(call.clock.now_ms() - ms)} ago",
-        "dollars": lambda amount: "-" if amount is None else f"${amount:,.2f}",
+        "dollars": lambda amount: "-" if amount is None else dollars(amount),
     }
+
+
+def dollars(amount: float) -> str:
+    """An amount; of less than a cent four digits."""
+    return f"${amount:,.4f}" if 0 < amount < 0.01 else f"${amount:,.2f}"  # noqa: PLR2004 (a cent)
 
 
 def ago(duration_ms: int) -> str:

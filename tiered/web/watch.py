@@ -233,10 +233,9 @@ class TierWatch:
             place: self._known.get(place) or _Known(TierReader(self.store, place.prefix))
             for place in places
         }
-        locals_ = self._local_place(places)
-        seen = self._pool.map(
-            partial(self._look_at, now_ms=now_ms, now_s=now_s, local_place=locals_), places
-        )
+        whose = self._local_place(places)
+        look = partial(self._look_at, now_ms=now_ms, now_s=now_s, local_place=whose)
+        seen = self._pool.map(look, places)
         found = list(seen)
         return FleetView(
             now_ms,
@@ -259,12 +258,18 @@ class TierWatch:
         return self._places[1]
 
     def _local_place(self, places: list[Place]) -> Place | None:
-        """Whose local store we have."""
+        """Whose local store we have: of the names that it bears, the only one there, or what remembers it."""
         if self._local is None:
             return None
         identity = self._local.identity
         mine = Place(identity.cluster or "", identity.broker or "")
-        return mine if mine in places or len(places) > 1 else places[0]
+        if mine in places or len(places) == 1:
+            return mine if mine in places else places[0]
+        stores = {place: known.reader.state.store for place, known in self._known.items()}
+        remembered = (
+            place for place, store in stores.items() if store.get("store_id") == identity.store_id
+        )
+        return next(remembered, None) if identity.store_id else None
 
     def _look_at(
         self, place: Place, *, now_ms: int, now_s: float, local_place: Place | None
