@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +82,52 @@ def test_read_arrow(url: str):
         sums[str(message["tags"])] = sums.get(str(message["tags"]), 0) + size
     lines = run("read_arrow.py", url, "orders")
     assert {line.split()[0]: int(line.split()[1]) for line in lines} == sums
+
+
+def test_read_dataset(url: str):
+    sums: dict[int, int] = {}
+    for message in ORDERS:
+        size = len(message["body_base64"]) * 3 // 4 - message["body_base64"].count("=")
+        sums[message["queue_id"]] = sums.get(message["queue_id"], 0) + size
+    lines = run("read_dataset.py", url, "orders")
+    assert {int(line.split()[0]): int(line.split()[1]) for line in lines} == sums
+
+
+def test_read_files(url: str, installed: None):
+    *names, ends = run("read_files.py", url, "orders")
+    assert names[0] == f"orders/0/{0:020d}-{312:020d}.jsonl"
+    assert ends == "0 311"
+
+
+def test_the_lines_of_the_page_about_files_and_datasets_run(url: str, installed: None):
+    """As they stand there, but for the tier and its offsets."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.partition("## Datasets")[2], re.DOTALL)[:2]
+    program = "import duckdb, fsspec, pandas, pyarrow.dataset, tiered\n" + "".join(blocks)
+    places = {
+        "s3://bucket/prefix": url,
+        "file:///data/tier": url,
+        "orders/3/1200-1300": "orders/0/12-13",
+    }
+    for shown, there in {**places, "1200": "12"}.items():
+        assert shown in program
+        program = program.replace(shown, there)
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs find the entry points of the checkout, which an older installation may lack."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "tieredmq-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tieredmq\nVersion: 9\n")
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
+    path = f"{tmp_path}{os.pathsep}{DOCS.parent}"
+    monkeypatch.setenv("PYTHONPATH", path)
 
 
 def test_find_messages(url: str):
