@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.servers import S3Server
+
     from tiered.api.tier import Tier
 
 GOLDEN = FOLDER / "0.2"
@@ -262,6 +264,16 @@ def test_a_tier_has_to_be_named():
         fo="bucket/prefix", target_protocol="s3", target_options={"region": "eu-west-1"}
     )
     assert (chained._url, chained._options.region) == ("s3://bucket/prefix", "eu-west-1")
+
+
+def test_a_tier_on_s3(moto_environment: S3Server):
+    """By our own client; a chain has s3fs name the place, and nothing more."""
+    url = f"s3://{moto_environment.bucket()}/deep/t"
+    Made(url).add(b"first", b"second")
+    found = fsspec.filesystem("tiered", url=url).cat_file("orders/0/1-2.jsonl")
+    assert json.loads(found)["queue_offset"] == 1
+    with fsspec.open(f"tiered://orders/0/1-2.jsonl::{url}") as file:
+        assert file.read() == found
 
 
 def read_in_child(url: str) -> int:
