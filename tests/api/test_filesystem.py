@@ -30,7 +30,7 @@ from support.tiers import TIME_MS
 
 import tiered
 from tiered.api import filesystem
-from tiered.api.filesystem import OffsetRange, TieredFileSystem, offset_ranges
+from tiered.api.filesystem import OffsetRange, TieredFileSystem, folder_of, offset_ranges, topic_of
 from tiered.errors import InvalidError
 from tiered.log.parts import PART, Parts
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
@@ -416,3 +416,21 @@ def test_kafkas_records_in_their_words():
         files = TieredFileSystem(tier=tier, skip_instance_cache=True)
         (name,) = files.glob("txn/0/*.jsonl")
         assert len(files.cat_file(name).splitlines()) == len(wanted)
+
+
+def test_joyqueues_topics_have_slashes():
+    with tiered.open(f"file://{GOLDEN}/jmq") as tier:
+        files = TieredFileSystem(tier=tier, skip_instance_cache=True)
+        assert files.ls("", detail=False) == ["jd%2Fshipments"]
+        assert files.ls("jd%2Fshipments", detail=False) == ["jd%2Fshipments/0"]
+        (name,) = files.glob("jd*/0/*.jsonl")
+        rows = [json.loads(line) for line in files.cat_file(name).splitlines()]
+        assert rows == [message.to_json() for message in tier.read("jd/shipments", 0)]
+        found = tier.dataset("jd/shipments").to_table(filter=ds.field("index") < 5)
+        assert found["index"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+@given(st.lists(st.sampled_from(["/", "%", "2", "5", "F", "a"]), max_size=8).map("".join))
+def test_a_folder_stands_for_one_topic(topic: str):
+    assert "/" not in folder_of(topic)
+    assert topic_of(folder_of(topic)) == topic

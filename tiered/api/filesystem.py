@@ -176,14 +176,12 @@ class TieredFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has n
         if name:
             return [self.info(path)]
         if queue_id is None:
-            topics, queues = self._opened.topics(), self._opened.queues(topic or None)
-            if topic and not queues:
+            if not topic:
+                return [_folder(folder_of(one)) for one in self._opened.topics()]
+            queues = self._opened.queues(topic_of(topic))
+            if not queues:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            return (
-                [_folder(f"{topic}/{q.queue_id}") for q in queues]
-                if topic
-                else [*map(_folder, topics)]
-            )
+            return [_folder(f"{topic}/{queue.queue_id}") for queue in queues]
         return [
             _file(self.name(queue, one, form), one)
             for queue in [self._queue(topic, queue_id, path)]
@@ -200,7 +198,7 @@ class TieredFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has n
     @staticmethod
     def name(queue: MessageQueue, one: OffsetRange, form: str) -> str:
         """The path of a file."""
-        return f"{queue.topic}/{queue.queue_id}/{one.start:020d}-{one.stop:020d}.{form}"
+        return f"{folder_of(queue.topic)}/{queue.queue_id}/{one.start:020d}-{one.stop:020d}.{form}"
 
     def info(self, path: str, **_more: Any) -> dict[str, Any]:  # noqa: ANN401
         """A folder, or a file, whose size is not known."""
@@ -289,7 +287,7 @@ class TieredFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has n
         return topic, queue_id or None, name
 
     def _queue(self, topic: str, queue_id: str, path: str) -> MessageQueue:
-        for queue in self._opened.queues(topic):
+        for queue in self._opened.queues(topic_of(topic)):
             if str(queue.queue_id) == queue_id:
                 return queue
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -316,6 +314,16 @@ class TieredFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has n
     mkdir = makedirs = rmdir = rm = rm_file = _rm = touch = cp_file = mv = put_file = pipe_file = (
         _refuse
     )
+
+
+def folder_of(topic: str) -> str:
+    """The name of a topic's folder: JoyQueue's topics may have slashes."""
+    return topic.replace("%2", "%252").replace("/", "%2F")
+
+
+def topic_of(folder: str) -> str:
+    """Undo ``folder_of``."""
+    return re.sub("%252|%2F", lambda found: "/" if found[0] == "%2F" else "%2", folder)
 
 
 def _folder(name: str) -> dict[str, Any]:
