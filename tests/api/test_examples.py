@@ -28,8 +28,12 @@ ORDERS = in_topic("s01-basic", "orders")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    store = unpack("s01-basic", tmp_path_factory.mktemp("stores"))
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack("s01-basic", tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def url(store: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return attach(store, tmp_path_factory.mktemp("tiers") / "basic")
 
 
@@ -99,21 +103,22 @@ def test_read_files(url: str, installed: None):
     assert ends == "0 311"
 
 
-def test_the_lines_of_the_page_about_files_and_datasets_run(url: str, installed: None):
-    """As they stand there, but for the tier and its offsets."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.partition("## Datasets")[2], re.DOTALL)[:2]
-    program = "import duckdb, fsspec, pandas, pyarrow.dataset, tiered\n" + "".join(blocks)
+def test_the_programs_of_the_page_run(url: str, store: Path, installed: None):
+    """As they stand there, one after another, but for the places and offsets."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 4
+    program = "import duckdb, fsspec, pandas, pyarrow.dataset\n" + "".join(blocks)
     places = {
-        "s3://bucket/prefix": url,
-        "file:///data/tier": url,
-        "orders/3/1200-1300": "orders/0/12-13",
-    }
-    for shown, there in {**places, "1200": "12"}.items():
+        "s3://bucket/prefix": url, "file:///data/tier": url, "/data/store": str(store),
+        "orders/3/1200-1300": "orders/0/12-13", "1200": "12", "1300": "13",
+    }  # fmt: skip
+    for shown, there in places.items():
         assert shown in program
         program = program.replace(shown, there)
     command = [sys.executable, "-c", program]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1].endswith("OFFSET_OVERFLOW_ONE")
 
 
 @pytest.fixture
