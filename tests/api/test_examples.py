@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +28,12 @@ ORDERS = in_topic("s01-basic", "orders")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    store = unpack("s01-basic", tmp_path_factory.mktemp("stores"))
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack("s01-basic", tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def url(store: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return attach(store, tmp_path_factory.mktemp("tiers") / "basic")
 
 
@@ -80,6 +86,53 @@ def test_read_arrow(url: str):
         sums[str(message["tags"])] = sums.get(str(message["tags"]), 0) + size
     lines = run("read_arrow.py", url, "orders")
     assert {line.split()[0]: int(line.split()[1]) for line in lines} == sums
+
+
+def test_read_dataset(url: str):
+    sums: dict[int, int] = {}
+    for message in ORDERS:
+        size = len(message["body_base64"]) * 3 // 4 - message["body_base64"].count("=")
+        sums[message["queue_id"]] = sums.get(message["queue_id"], 0) + size
+    lines = run("read_dataset.py", url, "orders")
+    assert {int(line.split()[0]): int(line.split()[1]) for line in lines} == sums
+
+
+def test_read_files(url: str, installed: None):
+    *names, ends = run("read_files.py", url, "orders")
+    assert names[0] == f"orders/0/{0:020d}-{312:020d}.jsonl"
+    assert ends == "0 311"
+
+
+def test_the_programs_of_the_page_run(url: str, store: Path, installed: None):
+    """As they stand there, one after another, but for the places and offsets."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 4
+    program = "import duckdb, fsspec, pandas, pyarrow.dataset\n" + "".join(blocks)
+    places = {
+        "s3://bucket/prefix": url, "file:///data/tier": url, "/data/store": str(store),
+        "orders/3/1200-1300": "orders/0/12-13", "1200": "12", "1300": "13",
+    }  # fmt: skip
+    for shown, there in places.items():
+        assert shown in program
+        program = program.replace(shown, there)
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1].endswith("OFFSET_OVERFLOW_ONE")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs find the entry points of the checkout, which an older installation may lack."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "tieredmq-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tieredmq\nVersion: 9\n")
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
+    path = f"{tmp_path}{os.pathsep}{DOCS.parent}"
+    monkeypatch.setenv("PYTHONPATH", path)
 
 
 def test_find_messages(url: str):

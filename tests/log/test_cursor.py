@@ -109,7 +109,7 @@ def test_offsets_by_time_are_those_of_the_history_of_the_cursor():
     for number in range(6):
         made.add(b"old %d" % number)
     with made.open() as tier:
-        reader = tier.reader.queue(ORDERS)
+        reader = tier._opened.reader.queue(ORDERS)
         made.truncate(3)
         made.builder.add([b"new"], queue=ORDERS)
         made.merge()

@@ -96,7 +96,9 @@ def test_says_what_it_is(wheel: zipfile.ZipFile, metadata: Message):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra") or []) == EXTRAS
     (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "tiered = tiered.__main__:main" in wheel.read(entry).decode()
+    points = wheel.read(entry).decode()
+    assert "[console_scripts]\ntiered = tiered.__main__:main" in points
+    assert "[fsspec.specs]\ntiered = tiered.api.filesystem:TieredFileSystem" in points
 
 
 def test_names_the_pythons_that_ci_tests(root: Path, metadata: Message):

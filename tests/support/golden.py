@@ -18,6 +18,7 @@ import zstandard
 from support import keyed, timers
 from support.archive_jobs import index as index_archive
 from support.command_line import here
+from support.jmq_stores import open_store, pristine
 from support.kafka_tiers import add_batches, record_batches
 from support.keyed import Mail
 from support.merging import gather, text
@@ -38,7 +39,7 @@ from tiered.log.broker_tables import HANDOVER, Handover
 from tiered.log.indexed import index_action
 from tiered.log.state import queue_action
 from tiered.log.timers import HOUR_MS, FactsCopy
-from tiered.model import MessageQueue
+from tiered.model import MessageQueue, QueueOffset
 from tiered.mount.offsets import MountMachine
 from tiered.upkeep.compact import Compactor, CompactSettings
 from tiered.upkeep.engine import local_engine
@@ -53,9 +54,12 @@ FOLDER = Path(__file__).parents[1] / "data" / "golden"
 MADE_WITH, ANSWERS = "made-with.json", "answers.json"
 PLACE = Place("golden", "broker-a")
 PREFIX = PLACE.prefix
-NODE = Place("golden", "1")
+PLACES = ("tier", "archive", "kafka", "jmq")
+NODE, JMQ_BROKER = Place("golden", "1"), Place("golden", "2")
 TIME_MS = 1_700_000_000_000
 ORDERS, PAYMENTS, PRICES = (MessageQueue(topic, 0) for topic in ("orders", "payments", "prices"))
+JMQ = "j01-basic"
+SHIPMENTS = MessageQueue("jd/shipments", 0)
 KAFKA = "k02-transactions"
 """A captured log with transactions, some of them aborted."""
 HOLDER = Holder("host", "boot", "space", 1, 2)
@@ -72,8 +76,8 @@ def packers() -> dict[str, str]:
 
 
 def golden() -> dict[str, bytes]:
-    """Every object by its key below ``tier/``, ``archive/`` or ``kafka/``."""
-    tier, archive, kafka = (MemoryStore(name) for name in ("tier", "archive", "kafka"))
+    """Every object by its key below its place, one of ``PLACES``."""
+    tier, archive, kafka, jmq = (MemoryStore(name) for name in PLACES)
     with ExitStack() as patched:
         # Files name the version that made them; it is no part of their format.
         for module in ("archive.parquet", "archive.job"):
@@ -82,9 +86,10 @@ def golden() -> dict[str, bytes]:
         _tier(tier)
         _archive(tier, archive)
         _kafka(kafka)
+        _jmq(jmq)
     return {
         f"{store.url.removeprefix('memory://')}/{info.key}": store.get(info.key)
-        for store in (tier, archive, kafka)
+        for store in (tier, archive, kafka, jmq)
         for info in store.list("")
     }
 
@@ -257,6 +262,7 @@ QUESTIONS = {
         """sql URL 'SELECT queue_offset, keys, body FROM orders ORDER BY 1' --json""",
         """sql URL 'SELECT queue_offset FROM "prices$latest" ORDER BY 1' --json""",
     ],
+    "jmq": ["cat URL jd/shipments --json", "ls URL --json", "verify URL --deep --json"],
     "kafka": ["cat URL txn --json", "ls URL --json", "verify URL --deep --json"],
 }
 """What is asked of each part, and answered the same by every later version."""
@@ -268,6 +274,16 @@ def ask(folder: Path, part: str, question: str) -> Any:
     said = here(*(url if word == "URL" else word for word in shlex.split(question))).good()
     answer = json.loads(said.out.replace(url.encode(), b"URL"))
     return {name: value for name, value in answer.items() if name != "now_ms"}
+
+
+def _jmq(store: ObjectStore) -> None:
+    builder, local = TierBuilder(store, prefix=JMQ_BROKER.prefix), open_store(pristine(JMQ))
+    builder.say({"do": "meta", "store": _store_of(JMQ_BROKER, "jmq")})
+    batch = local.read(SHIPMENTS, QueueOffset(0), bytes_max=4_000, count_max=20)
+    local.close()
+    assert batch
+    add_batches(builder, [batch])
+    builder.journal.write_checkpoint(force=True)
 
 
 def write(folder: Path) -> None:

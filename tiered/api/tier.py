@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import pyarrow as pa
+    from pyarrow.dataset import FileSystemDataset
 
     from fetcher.filters import Filter
     from tiered.api.message import Found, Message
@@ -220,6 +221,28 @@ class Tier:
             topic, queues_at_once=queues_at_once, batch_bytes=batch_bytes
         )
         return choice.arrow(batches, columns)
+
+    def dataset(self, topic: str, *, columns: Sequence[str] | None = None) -> FileSystemDataset:
+        """All messages of a topic, as of now, as a dataset of pyarrow, which DuckDB, Polars and others read as well.
+
+        It streams, in files of about 16 MiB; a reader that is slower than the tier has up to 1 GiB waiting, pyarrow's own
+        limit, or a few files if it goes through ``get_fragments``. A filter on queue, queue offset or store time reads
+        only what can have such rows. The tier has to stay open.
+
+        Args:
+            columns: Of the dataset; default: all. What is left out here costs nothing; a column that is left out of a scan
+                alone was made.
+
+        Raises:
+            InvalidError: No such topic or column; or pyarrow or fsspec is not installed.
+        """
+        from tiered.api.arrow import load_library  # noqa: PLC0415 - optional dependencies
+
+        if not self.queues(topic):
+            raise self._no_topic(topic)
+        # By its name: it stands on this module, and on fsspec.
+        module = load_library("tiered.api.dataset", "a dataset needs fsspec", "fsspec")
+        return module.make_dataset(self, topic, columns)
 
     def read_topic_records(
         self, topic: str, *, queues_at_once: int = 16, batch_bytes: int = ARROW_BATCH_BYTES
