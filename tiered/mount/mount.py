@@ -340,16 +340,7 @@ class Mount:
             clock=self._clock,
             limits=settings.pulls,
         )
-        self.popper = Popper(
-            self.store,
-            self.topics,
-            self.offsets,
-            self.keeper.kept if self.keeper is not None else MountState(),
-            is_kept=self.keeper is not None,
-            executor=readers,
-            clock=self._clock,
-            pulls=settings.pulls,
-        )
+        self.popper = self._popper(readers)
         self.server = RemotingServer({}, self._clock, settings.server, on_gone=self.consumers.gone)
         host, port = settings.listen
         # First: who is told the main port may use the other one at once.
@@ -401,6 +392,18 @@ class Mount:
         # Last: from here on clients come, and all that answers them is there.
         await self.names.begin()
         return self.names
+
+    def _popper(self, readers: ThreadPoolExecutor) -> Popper:
+        return Popper(
+            self.store,
+            self.topics,
+            self.offsets,
+            self.keeper.kept if self.keeper is not None else MountState(),
+            is_kept=self.keeper is not None,
+            executor=readers,
+            clock=self._clock,
+            pulls=self._settings.pulls,
+        )
 
     async def _drain(self, saver: ThreadPoolExecutor) -> None:
         """Leave in order; see the module."""
