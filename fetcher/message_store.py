@@ -31,7 +31,7 @@ from __future__ import annotations
 import os
 from dataclasses import field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -68,14 +68,14 @@ from tiered.log.parts import Gap
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
 
     from fetcher.fetcher import TieredMessageFetcher
     from fetcher.filters.batch import Filter
     from fetcher.statuses import KeyLookup, KeyQuery
     from tiered.clock import Clock
-    from tiered.local.interface import LocalStore, RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.cursor import HistoryPlace, IncarnationView
     from tiered.log.decode import TierBatch
     from tiered.log.reader import TierReader
@@ -346,12 +346,34 @@ _NEAR_ITEMS = 256
 _NEAR_BYTES = 1 << 20
 
 
+class LocalMessages(Protocol):
+    """What is asked of a local store (``tiered.local.interface.LocalStore``, method by method)."""
+
+    def queues(self) -> Mapping[MessageQueue, QueueBounds]:
+        """Every queue with its bounds."""
+        ...
+
+    def refresh(self) -> None:
+        """Look again."""
+        ...
+
+    def read(
+        self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        """Records of a queue from ``start``; None: there are none."""
+        ...
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        """First queue offset whose store time is at or after ``timestamp_ms``; else the end."""
+        ...
+
+
 class LocalSide:
-    """The broker's own store."""
+    """The broker's own store, or what takes its place."""
 
     def __init__(
         self,
-        store: LocalStore,
+        store: LocalMessages,
         *,
         bounds: Callable[[MessageQueue], QueueBounds | None] | None = None,
         is_in_memory: Callable[[MessageQueue, int, int], bool] | None = None,

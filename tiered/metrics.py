@@ -295,6 +295,21 @@ MOUNT_METRICS: tuple[Metric, ...] = (
         "0 while the store takes no offsets of consumers or does not renew the mount's lease: offsets are in memory alone.",
     ),
     Metric(
+        "tiered_mount_sent_back_total",
+        _C,
+        "Messages that consumers sent back and that are kept in the retry log.",
+    ),
+    Metric(
+        "tiered_mount_given_again_total",
+        _C,
+        "Of these, put into retry topics when their time had come.",
+    ),
+    Metric(
+        "tiered_mount_pending_retries",
+        _G,
+        "Messages of the retry log that wait for their time, or to be kept.",
+    ),
+    Metric(
         "tiered_mount_name_servers",
         _G,
         "1 while registered with a name server, 0 while it does not answer or refuses.",

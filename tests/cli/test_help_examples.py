@@ -43,6 +43,7 @@ SERVES = {
 }
 """What goes on until it is stopped, by the words that it has: what it says first, and how it ends then."""
 CANNOT = {
+    "tiered hand-back": (2, "no mount"),
     "tiered mount --namesrv": (3, "name server 127.0.0.1:1 does not answer"),
     "tiered timer run --to namesrv": (3, "127.0.0.1:1"),
     "tiered timer cancel": (2, "no pending message has the id"),

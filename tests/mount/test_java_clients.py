@@ -247,18 +247,92 @@ def test_two_consumers_of_a_group_share_the_queues_and_one_takes_them_all_when_t
 
 
 @pytest.mark.slow
-def test_refused_messages_come_again_from_the_client_itself_where_no_broker_takes_them(
+def test_refused_messages_come_again_from_the_client_itself_where_nothing_is_kept(
     name_server: str, tmp_path: Path
 ):
     """There is nobody to take them back: it tries again after 5 s. None is lost."""
     _, url = tier_of("s01-basic", tmp_path)
     words = ("--namesrv", name_server, "--topic", "orders", *ALL, "--refuse", "50")
-    with MountProcess(url, tmp_path / "log", *at(name_server)):
+    with MountProcess(url, tmp_path / "log", *at(name_server), "--no-state"):
         found = consume("5.5", tmp_path, "push", *words)
     refused = {place(one) for one in found if not one["consumed"]}
     taken = Counter(place(one) for one in found if one["consumed"])
     assert refused == {place(one) for one in found if one["queue_offset"] % 50 == 0}
     assert set(taken) == {place(one) for one in expected("s01-basic", "orders")}
+
+
+def unique(message: Message) -> str:
+    """The id that its producer gave it."""
+    return str(message["properties"]["UNIQ_KEY"])
+
+
+def cat(url: str, topic: str) -> list[Message]:
+    """Messages of a topic, as the command prints them."""
+    found = command_line.here("cat", url, topic)
+    return found.rows if not found.code else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
+def test_what_is_refused_again_and_again_comes_from_the_retry_topic_and_is_a_dead_letter_at_last(
+    version: str, name_server: str, tmp_path: Path
+):
+    """A mount is killed while messages wait, and another goes on: none is lost, and nothing goes round for ever."""
+    _, url = tier_of("s01-basic", tmp_path)
+    words = ("--namesrv", name_server, "--topic", "orders", "--group", "g", "--seconds", "300")
+    every = {unique(one) for one in expected("s01-basic", "orders")}
+    poison = {
+        unique(one) for one in expected("s01-basic", "orders") if one["queue_offset"] % 100 == 0
+    }
+    fail = ("--fail", "100", "--max-reconsume", "1")
+    port = next(oracle.free_ports())
+    listen = ("--listen", f"127.0.0.1:{port}", "--namesrv", name_server, "--refresh", "1")
+    with ExitStack() as held:
+        first = held.enter_context(MountProcess(url, tmp_path / "log", *listen))
+        consumer = held.enter_context(Consumer(version, tmp_path / "out", "push", *words, *fail))
+
+        def times(count: int) -> list[Message]:
+            return [one for one in consumer.messages if one["reconsume_times"] == count]
+
+        until(lambda: cat(url, "SCHEDULE_TOPIC_XXXX"), "some wait for their time", 120)
+        kept = cat(url, "SCHEDULE_TOPIC_XXXX")
+        first.process.kill()
+        second = held.enter_context(MountProcess(url, tmp_path / "log2", *listen))
+        until(lambda: {one["msg_id"] for one in times(1)} == poison, "all have come again", 120)
+        until(lambda: {unique(one) for one in cat(url, "%DLQ%g")} == poison, "all are dead", 120)
+        until(lambda: {one["msg_id"] for one in times(0)} == every, "each came", 120)
+        assert second.process.poll() is None
+    assert {one["reconsume_times"] for one in cat(url, "%DLQ%g")} == {2}
+    first_ms = min(one["store_timestamp_ms"] for one in kept)
+    # Others were tried again by the client itself, since the mount was gone when it sent them back.
+    again_ms = {one["store_timestamp_ms"] for one in times(1)} - {
+        one["store_timestamp_ms"] for one in times(0)
+    }
+    assert min(again_ms) >= first_ms + 10_000  # level 3
+    assert {one["msg_id"] for one in times(0) if one["consumed"]} == every - poison
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
+def test_what_an_orderly_consumer_cannot_do_with_is_a_dead_letter_and_its_queue_goes_on(
+    version: str, name_server: str, tmp_path: Path
+):
+    """Orderly consumers try again by themselves, and send to the retry topic when they have done so often enough."""
+    _, url = tier_of("s01-basic", tmp_path)
+    words = ("--namesrv", name_server, "--topic", "orders", "--group", "g", "--seconds", "300")
+    fail = ("--orderly", "--fail", "100", "--max-reconsume", "1")
+    wanted = expected("s01-basic", "orders")
+    poison = {unique(one) for one in wanted if one["queue_offset"] % 100 == 0}
+    with (
+        MountProcess(url, tmp_path / "log", *at(name_server)),
+        Consumer(version, tmp_path / "out", "push", *words, *fail) as consumer,
+    ):
+
+        def taken() -> set[str]:
+            return {one["msg_id"] for one in consumer.messages if one["consumed"]}
+
+        until(lambda: taken() == {unique(one) for one in wanted} - poison, "all else is taken", 200)
+        until(lambda: {unique(one) for one in cat(url, "%DLQ%g")} == poison, "all are dead", 60)
 
 
 @pytest.mark.slow

@@ -15,9 +15,13 @@ from tiered.keys import (
     DATA_ROOTS,
     JOURNAL,
     LEASE,
+    MIRROR,
+    MOUNT,
     PREFIX_BYTES_MAX,
+    RETRIES,
     TIMER,
     broker_prefix,
+    mount_prefix,
     unescape_name,
 )
 
@@ -49,6 +53,62 @@ class Place:
     def prefix(self) -> str:
         """Of its keys, ending in a slash."""
         return broker_prefix(self.cluster, self.broker)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RetryPlace(Place):
+    """The place of what was sent back to a mount of a broker's tier."""
+
+    mount: str  # its name, with ``/address`` of one that is shared
+
+    @property
+    def prefix(self) -> str:
+        """Of its keys, ending in a slash."""
+        name, _, member = self.mount.partition("/")
+        return mount_prefix(broker_prefix(self.cluster, self.broker), name, member) + RETRIES
+
+
+def retry_places(store: ObjectStore, place: Place) -> list[RetryPlace]:
+    """The retry logs of a broker's mounts, sorted."""
+    return [
+        RetryPlace(place.cluster, place.broker, mount)
+        for mount, below in mounts_below(store, place.prefix)
+        if below == RETRIES
+    ]
+
+
+def mounts_below(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
+    """Mounts that have a journal below a broker's prefix, and for that of its retry log ``RETRIES``, else nothing. Sorted.
+
+    Of one that is shared the name has ``/address``.
+    """
+    found: set[tuple[str, str]] = set()
+    for info in store.list(prefix + MOUNT):
+        at, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
+        if journal:
+            # The log's journal, or the second copies of its checkpoints; a mount's own has none.
+            own = at.removesuffix(f"/{MIRROR[:-1]}").removesuffix(f"/{RETRIES[:-1]}")
+            name, _, member = own.partition("/shared/")
+            told = "/".join(map(unescape_name, (name, member) if member else (name,)))
+            found.add((told, RETRIES if own != at else ""))
+    return sorted(found)
+
+
+def choose_retries(
+    store: ObjectStore, cluster: str | None, broker: str | None, mount: str
+) -> RetryPlace:
+    """The retry log of a mount of the only broker there that fits the names given; ``InvalidError``: it has none."""
+    place = choose_place(store, cluster, broker)
+    there = retry_places(store, place)
+    wanted = RetryPlace(place.cluster, place.broker, mount)
+    if wanted not in there:
+        known = ", ".join(one.mount for one in there) or "no mount"
+        raise InvalidError(
+            f"nothing was sent back to a mount {mount!r}, but to {known}",
+            where=store.url,
+            do="name one of these",
+        )
+    return wanted
 
 
 def require_fitting(url: str, place: Place) -> None:

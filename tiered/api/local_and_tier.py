@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings
 from fetcher.message_store import LocalSide, MessageStoreSettings, TieredMessageStore, TierSide
-from fetcher.statuses import KeyAnswer, KeyHit, merge_answers
+from fetcher.statuses import Both, KeyAnswer, KeyHit, merge_answers
 from fetcher.transfers import run_by
 from tiered.api.broker_place import (
     choose_place,
@@ -50,12 +50,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backends.base import ObjectStore
+    from fetcher.message_store import LocalMessages
     from fetcher.statuses import KeyQuery, Policy
     from tiered.api.broker_place import Place
     from tiered.index.lookup import Lookup
-    from tiered.local.interface import LocalStore, RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.broker_tables import Handover
-    from tiered.model import MessageQueue
+    from tiered.model import MessageQueue, QueueBounds
 
 _LOG = logging.getLogger("tiered.read")
 REFRESH_SECONDS = 5.0
@@ -68,10 +69,37 @@ class OpenMessageStore(TieredMessageStore):
     opened: OpenTier
     _upkeep: _Upkeep
     _closing: ExitStack
+    _beside: Callable[[MessageQueue], QueueBounds | None] | None = None
 
     def tiered_queues(self) -> Iterable[MessageQueue]:
         """The queues that the tier has, as last seen."""
         return self.opened.state.queues
+
+    def put_beside(
+        self, local: LocalMessages, bounds: Callable[[MessageQueue], QueueBounds | None]
+    ) -> None:
+        """Read these from now on with the tier, in the place of a broker's store. Before anything is read.
+
+        They go on where the tier's queues end. What the tier has of these queues behind that, since a broker still feeds
+        it, is another history: it is not shown.
+        """
+        self.local, self._beside = LocalSide(local, bounds=bounds), bounds
+        self._local_keys = LocalKeys(local, self._clock).find
+
+    def is_tiers_alone(self, queue: MessageQueue) -> bool:
+        """Whether nothing of a queue was put beside the tier."""
+        return self._beside is None or self._beside(queue) is None
+
+    def look(
+        self, queue: MessageQueue, policy: Policy | None = None, *, is_held: bool = False
+    ) -> Both:
+        """As of ``TieredMessageStore``; of what was put beside the tier nothing has to be held against it."""
+        own = self._beside(queue) if self._beside is not None else None
+        if own is None:
+            return super().look(queue, policy, is_held=is_held)
+        assert self.tier is not None
+        policy = self.settings.policy if policy is None else policy
+        return Both.of(policy, own, self.tier.bounds(queue), is_one=False)
 
     def handover(self) -> Handover | None:
         """What the broker knew when it was decommissioned; None: it was not."""
@@ -276,7 +304,7 @@ class LocalKeys:
     """Looks keys up in what of a broker's store is not in the tier yet. For any thread; nothing is kept."""
 
     def __init__(
-        self, store: LocalStore, clock: Clock, *, scan_bytes_max: int = LOCAL_SCAN_BYTES_MAX
+        self, store: LocalMessages, clock: Clock, *, scan_bytes_max: int = LOCAL_SCAN_BYTES_MAX
     ) -> None:
         """Ask nothing yet.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings, TransferLimits
-from tiered.api.broker_place import choose_place
+from tiered.api.broker_place import choose_place, retry_places
 from tiered.api.open_tier import OpenTier
 from tiered.api.reading import follow_queue, plan_span, read_span, read_spans, require_positive
 from tiered.api.stores import backend_errors, open_for_reading
@@ -360,6 +360,26 @@ def open(  # noqa: A001 (the API's door)
             opened.close()
             raise
     return tier
+
+
+def retry_logs(tier: Tier) -> list[Tier]:
+    """What mounts of the broker's tier were sent back, each as a tier of its own over the same store; close all of them."""
+    with backend_errors():
+        found = [
+            Tier(
+                tier.store,
+                tier.meter,
+                place,
+                clock=tier.clock,
+                settings=tier.settings,
+                stop=tier.stop,
+                is_sequential=True,
+            )
+            for place in retry_places(tier.store, tier.place)
+        ]
+    for one in found:
+        one.refresh()
+    return found
 
 
 # -- which messages, in which form -----------------------------------------------------------------

@@ -258,7 +258,7 @@ def measure_read(call: Call, options: ReadOptions) -> int:
     topic, number = options.topic, options.queue
     tier = call.tier(options.url)
     if topic is not None:
-        check_queues(tier, topic, number)
+        check_queues([tier], topic, number)
     queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
     measured = bench_read(tier, queues, bench, call.clock)
     show_measured(call, [measured.document()])

@@ -33,6 +33,8 @@ FOLLOW_S = 1.0
 _BOUNDS_SHOWN = 8
 MEMORY_BYTES = 32 << 20
 """What is read ahead, at most."""
+_OF_RETRIES = ("%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_XXXX")
+"""Mounts have messages of these topics, too, in retry logs: the last are those that wait for their time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,26 +91,43 @@ def run(call: Call, options: CatOptions) -> int:
         options.url, memory_bytes=MEMORY_BYTES, is_sequential=True, isolation=options.isolation
     )
     printer = Printer(wish, call.stdout, options.count, tier, call.say)
-    check_queues(tier, topic, number)
+    tiers = tiers_of(call, tier, topic)
+    check_queues(tiers, topic, number)
     printer.begin()
     try:
-        if which is not None:
-            _print_incarnations(tier, printer, topic, number, which)
-        else:
-            _print_all(tier, printer, topic, number)
+        for one in tiers:
+            printer.turn_to(one)
+            if which is not None:
+                _print_incarnations(one, printer, topic, number, which)
+            else:
+                _print_all(one, printer, topic, number)
         while options.follow and not printer.is_full:
             # Who follows wants what there is now, and not when the next block of output is full.
             call.stdout.flush()
             call.clock.wait(threading.Event(), FOLLOW_S)
-            if tier.refresh():
-                _print_all(tier, printer, topic, number)
+            for one in tiers:
+                if one.refresh():
+                    printer.turn_to(one)
+                    _print_all(one, printer, topic, number)
     except DataError:
         call.stdout.flush()  # what came before the damaged block is good
         raise
     printer.finish()
     if not printer.has_written and printer.left != 0:
-        call.say(_nothing_found(options, tier))
+        call.say(_nothing_found(options, tiers[0]))
     return 0
+
+
+def tiers_of(call: Call, tier: Tier, topic: str) -> list[Tier]:
+    """The tier, and the retry logs of its mounts that have the topic: what the broker left comes first."""
+    if not topic.startswith(_OF_RETRIES):
+        return [tier]
+    from tiered.api.tier import retry_logs
+
+    logs = retry_logs(tier)
+    for one in logs:
+        call.opened.callback(one.close)
+    return [one for one in (tier, *logs) if one.queues(topic)] or [tier]
 
 
 def _nothing_found(options: CatOptions, tier: Tier) -> str:
@@ -187,9 +206,10 @@ def _form(call: Call, options: CatOptions) -> str:
     )
 
 
-def check_queues(tier: Tier, topic: str, number: int | None) -> None:
-    """Refuse a topic or queue that the tier does not have."""
-    known = [queue.queue_id for queue in tier.queues(topic)]
+def check_queues(tiers: Sequence[Tier], topic: str, number: int | None) -> None:
+    """Refuse a topic or queue that none of the tiers has."""
+    tier = tiers[0]
+    known = sorted({queue.queue_id for one in tiers for queue in one.queues(topic)})
     if not known:
         what = f"the tier has no topic {topic}"
     elif number is not None and number not in known:
@@ -279,8 +299,16 @@ class Printer:
     say: Callable[[str], None] = lambda _: None  # is told what is passed over, for people
     places: dict[MessageQueue, tuple[QueueCursor, QueueOffset]] = field(default_factory=dict)
     """Where to go on, by queue."""
+    _of_tiers: dict[str, dict[MessageQueue, tuple[QueueCursor, QueueOffset]]] = field(
+        default_factory=dict
+    )
     _written: int = 0
     _incarnation: tuple[int, bool] | None = None
+
+    def turn_to(self, tier: OpenTier) -> None:
+        """Go on with what another tier has of the same queues."""
+        self.source = tier
+        self.places = self._of_tiers.setdefault(tier.place.prefix, {})
 
     @property
     def is_full(self) -> bool:

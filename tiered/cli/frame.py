@@ -61,6 +61,7 @@ LISTED: Mapping[str, _Listed] = {
     "verify": _Listed("verify", "Checks that a tier is whole, or equal to a local store."),
     "archive": _Listed("archive", "Rewrites sealed segments as Parquet, or verifies them."),
     "sql": _Listed("sql", "Answers a question in SQL from an archive."),
+    "hand-back": _Listed("restore", "Gives a broker that is back what groups have told its mount."),
     "gc": _Listed("planned", "Deletes what no reader can reach any more: plan, then apply."),
     "expire": _Listed("planned", "Gives up messages older than a time to live: plan, then apply."),
     "delete-topic": _Listed("planned", "Gives up everything of a topic: plan, then apply."),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
+from tiered.cli.cat import tiers_of
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, argument, flag, option, required
@@ -66,13 +67,14 @@ def run(call: Call, options: QueryOptions) -> int:
         return DONE
     tier = call.tier(options.url, isolation=options.isolation)
     wish = read_wish(call, options)
-    if not tier.queues(wish.topic):
+    tiers = tiers_of(call, tier, wish.topic)
+    if not tiers[0].queues(wish.topic):
         raise InvalidError(
             f"the tier has no topic {wish.topic}",
             where=tier.store.url,
             do="`tiered ls URL` lists the topics",
         )
-    found = tier.lookup(wish)
+    found = _joined([one.lookup(wish) for one in tiers], wish.count)
     lines = [_line(hit, raw_body=options.raw_body) for hit in found.hits]
     _print(call, lines, found, is_document=is_document)
     if not lines:
@@ -85,6 +87,19 @@ def run(call: Call, options: QueryOptions) -> int:
         )
     _require_sound(found, tier.store.url)
     return NEEDS_A_PERSON if found.unscanned else DONE
+
+
+def _joined(found: list[Lookup], count: int) -> Lookup:
+    """What the tier has and what retry logs of its mounts have, which came later."""
+    from tiered.index.lookup import Lookup
+
+    return Lookup(
+        [hit for one in reversed(found) for hit in one.hits][:count],
+        sum(one.unscanned for one in found),
+        [error for one in found for error in one.damaged],
+        sum(one.lost for one in found),
+        sum(one.objects_read for one in found),
+    )
 
 
 def _require_sound(found: Lookup, url: str) -> None:

@@ -97,6 +97,8 @@ def run(call: Call, options: RestoreOptions) -> int:
     topics = {queue.topic for queue in tier.queues()}
     call.require_topics("topics", options.topics, topics, options.url)
     plan = plan_restore(tier, read_selection(call, options))
+    if plan.retry_tier is not None:
+        call.opened.callback(plan.retry_tier.close)
     document = planned(options, tier, plan)
     sizes = StoreOptions(options.log_file_size_bytes, options.queue_items)
     restore = Restore(
@@ -139,6 +141,59 @@ def run(call: Call, options: RestoreOptions) -> int:
     return NEEDS_A_PERSON if result.lost else DONE
 
 
+@dataclass(frozen=True, kw_only=True)
+class HandBackOptions:
+    """What ``tiered hand-back`` can be told."""
+
+    url: str = argument()
+    store: str = required("the broker's store directory; the broker is stopped", kinds.DIR)
+    mount: str | None = option(
+        "mount that served: its --name, with /ADDRESS of one that was --shared",
+        kinds.NAME,
+        default_text="that of the broker's own name",
+    )
+
+
+@command("hand-back", HandBackOptions)
+def hand_back(call: Call, options: HandBackOptions) -> int:
+    """Gives a broker that is back what groups have told its mount.
+
+    Consumer offsets go into the broker's table, of which a copy is kept; what was sent back to the mount goes into its
+    log. End the mount before, start the broker after it, and attach with --recommission.
+
+    Examples:
+        tiered hand-back s3://bucket/prefix --store /data/rocketmq/store
+        tiered hand-back file:///tmp/tier --store /tmp/store --json
+    """
+    import random
+
+    from tiered.mount.hand_back import hand_back as do
+
+    tier = call.tier(options.url)
+    mount = options.mount or tier.place.broker
+    result = do(tier, options.store, mount, call.clock, random.SystemRandom())
+    counts = picked(result, "offsets", "waiting", "retries", "dead")
+    document = {
+        "format": 1,
+        "url": tier.meter.url,
+        **picked(tier.place, "cluster", "broker"),
+        "store": options.store,
+        "mount": mount,
+        **counts,
+        "kept_as": result.kept_as,
+    }
+    was = f", which were kept as {result.kept_as}" if result.kept_as else ""
+    lines = [
+        f"tiered: offsets of {counted(result.offsets, 'queue')} are in config/consumerOffset.json{was}",
+        (
+            f"tiered: in the broker's log now: {counted(result.waiting, 'message')} that wait for their time,"
+            f" {counted(result.retries, 'message')} of retry topics, {counted(result.dead, 'dead letter')}"
+        ),
+        f"tiered: start the broker, then `tiered attach {options.store} --to {options.url} --recommission`",
+    ]
+    return told(call, document, lines)
+
+
 def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
     """What the options say."""
     from tiered.mount.restore import RestoreSelection
@@ -149,6 +204,7 @@ def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
         until_ms=call.ms(options.until),
         wish=f"{','.join(sorted(options.topics)) or 'all topics'}{span_text(options.from_, options.until)}",
         offsets_of=options.offsets_of or "",
+        is_whole=not (options.topics or options.from_ or options.until),
     )
 
 

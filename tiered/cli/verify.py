@@ -62,6 +62,11 @@ class VerifyOptions:
     )
     strict: bool = flag("end with code 1 also for what is recorded")
     timers: bool = flag("check the broker's timers, which lie apart, instead of its topics")
+    retries: str | None = option(
+        "check what was sent back to this mount instead: its --name, with /ADDRESS of one that is --shared",
+        kinds.NAME,
+        excludes="timers store repair",
+    )
 
 
 @command("verify", VerifyOptions)
@@ -73,7 +78,7 @@ def run(call: Call, options: VerifyOptions) -> int:
         tiered verify s3://bucket/prefix --store /data/rocketmq/store --json
     """
     from backends.errors import BackendError
-    from tiered.api.broker_place import choose_place
+    from tiered.api.broker_place import choose_place, choose_retries
     from tiered.attach.timer_place import choose_timers
     from tiered.log.verify import verify_tier
 
@@ -85,8 +90,12 @@ def run(call: Call, options: VerifyOptions) -> int:
         )
     raw, store = call.both(options.url)
     local = _local(call, options.store, timers=options.timers) if options.store else None
-    choose = choose_timers if options.timers else choose_place
-    place = choose(store, call.common.cluster, call.common.broker)
+    names = call.common.cluster, call.common.broker
+    place: Place
+    if options.retries:
+        place = choose_retries(store, *names, options.retries)
+    else:
+        place = (choose_timers if options.timers else choose_place)(store, *names)
     with (
         ThreadPoolExecutor(THREADS, "tiered-verify") as executor,
         call.progress("verifying", "reading the journal") as progress,

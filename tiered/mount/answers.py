@@ -127,9 +127,11 @@ class Answers:
         """GET_MIN_OFFSET; likewise."""
         return _offset(max(self.store.min_offset(*self._queue(asked.request)), 0))
 
-    def earliest_time(self, asked: Exchange) -> Command:
+    async def earliest_time(self, asked: Exchange) -> Command:
         """GET_EARLIEST_MSG_STORETIME; -1 without messages."""
-        found = self.store.earliest_time_ms(*self._queue(asked.request))
+        look = partial(self.store.earliest_time_ms, *self._queue(asked.request))
+        # Of what was sent back it is read.
+        found = await asyncio.get_running_loop().run_in_executor(self.executor, look)
         return Command(Code.SUCCESS, fields={"timestamp": str(-1 if found is None else found)})
 
     def search_offset(self, asked: Exchange) -> Command | Coroutine[None, None, Command]:
@@ -317,6 +319,8 @@ QUERY_S: Final = 8.0
 """Deadline of a request that reads the tier, however many queues it asks for; clients wait for 10 s."""
 _EXPIRED: Final = frozenset({GetStatus.MESSAGE_WAS_REMOVING, GetStatus.OFFSET_TOO_SMALL})
 VIEWED_QUEUES_MAX: Final = 1024
+NEAR: Final = 16
+"""How far behind where a group is its message is looked for at first."""
 ITEMS_MAX: Final = 1024
 """Of a queue, in one answer."""
 _GROUP: Final = {
@@ -410,7 +414,7 @@ class Queries:
         asked.resize(len(record))
         return _body(record)
 
-    async def record_at(self, place: int, topic: str | None) -> bytes:
+    async def record_at(self, place: int, topic: str | None, group: str = "") -> bytes:
         """The record that stood at a place of the broker's log, which is the second half of an offset id.
 
         Messages of a queue stand there in the queue's order, so each queue is bisected, one after the other: some twenty
@@ -418,6 +422,7 @@ class Queries:
 
         Args:
             topic: Whose, where the client says so (those of 5.x do); else all are searched.
+            group: Who was given it: it is looked for near where the group is, which was just read.
 
         Raises:
             RefusalError: There is none, or there are too many queues to search.
@@ -436,18 +441,23 @@ class Queries:
             )
         until_s = self.clock.monotonic_s() + QUERY_S
         for queue in queues:
-            found = await self._run(partial(self._bisect, queue, place, until_s))
+            near = self.offsets.get(group, *queue) if group else None
+            found = await self._run(partial(self._bisect, queue, place, until_s, near))
             if found is not None:
                 return bytes(found)
         raise RefusalError(Code.SYSTEM_ERROR, f"can not find message by the offset, {place}")
 
-    def _bisect(self, queue: MessageQueue, place: int, until_s: float) -> memoryview | None:
-        """The record of a queue at a place of the log; holes are passed over."""
+    def _bisect(
+        self, queue: MessageQueue, place: int, until_s: float, near: int | None = None
+    ) -> memoryview | None:
+        """The record of a queue at a place of the log; holes are passed over. ``near``: it is likely there or behind."""
         bounds = self.store.bounds(*queue)
         low, high = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
         read = partial(self.store.message_at, *queue)
+        at, step = (-1, 0) if near is None else (near, NEAR)
         while low < high:
-            middle = (low + high) // 2
+            # From where it is likely in growing steps, as long as it lies behind these; then by halves.
+            middle, at = at if low <= at < high else (low + high) // 2, -1
             found = first_message(read, middle, high, self.clock, until_s)
             if found.status in {GetStatus.TRY_AGAIN, GetStatus.OFFSET_FOUND_NULL}:
                 raise RefusalError(
@@ -456,15 +466,19 @@ class Queries:
             if found.status in _EXPIRED:
                 low = max(int(found.next_begin), middle + 1)
                 continue
-            at = [(n, raw) for chunk in found.chunks for n, raw in chunk.messages()]
-            if not at or at[0][0] >= high:
+            rows = [(n, raw) for chunk in found.chunks for n, raw in chunk.messages()]
+            if not rows or rows[0][0] >= high:
                 high = middle  # nothing but holes from here on
                 continue
-            offset, raw = at[0]
+            offset, raw = rows[0]
             there = int(found.chunks[0].records.physical_offsets[found.chunks[0].items[0]])
             if there == place:
                 return raw
-            low, high = (int(offset) + 1, high) if there < place else (low, middle)
+            if there < place:
+                low = int(offset) + 1
+                at, step = (low + step, 2 * step) if step else (-1, 0)
+            else:
+                high, step = middle, 0
         return None
 
     async def consume_queue(self, asked: Exchange) -> Command:

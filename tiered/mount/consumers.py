@@ -278,6 +278,11 @@ class Locks:
             if self._held.get((group, queue), ("", 0.0))[0] == client:
                 del self._held[group, queue]
 
+    def has_any(self, group: str) -> bool:
+        """Whether a client of a group holds a queue: it consumes in order."""
+        now_s = self._clock.monotonic_s()
+        return any(name[0] == group and held[1] > now_s for name, held in self._held.items())
+
     def expire(self) -> None:
         """Forget what nobody has renewed."""
         now_s = self._clock.monotonic_s()

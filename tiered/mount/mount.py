@@ -37,8 +37,8 @@ from tiered.api.local_and_tier import open_message_store
 from tiered.api.stores import backend_errors
 from tiered.attach.observe import request_samples, resident_bytes
 from tiered.clock import Clock, SystemClock
-from tiered.errors import InvalidError, TieredStoreError
-from tiered.keys import mount_prefix
+from tiered.errors import DataError, InvalidError, TieredStoreError
+from tiered.keys import RETRIES, mount_prefix
 from tiered.local.catalog import reason_left_out
 from tiered.metrics import Sample
 from tiered.mount.answers import Answers, Queries
@@ -48,6 +48,8 @@ from tiered.mount.offsets import ConsumerOffsets, MountState, OffsetsKeeper
 from tiered.mount.popping import Assignments, Popper
 from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
+from tiered.mount.retries import RetryLimits, RetryLog, RetryWriter, consumed_of
+from tiered.mount.sending_back import SendingBack
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
 from tiered.mount.system_topics import SystemTopics
 
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from tiered.api.local_and_tier import OpenMessageStore
     from tiered.journal.lease import LeaseState
     from tiered.log.broker_tables import Handover
+    from tiered.model import MessageQueue
     from tiered.mount.offsets import Name
 
 _LOG = logging.getLogger("tiered.mount")
@@ -104,6 +107,7 @@ class MountSettings:
     tls: ssl.SSLContext | None = None  # for connections of clients
     server: ServerLimits = field(default_factory=ServerLimits)  # limits of clients
     pulls: PullLimits = field(default_factory=PullLimits)  # limits of pulling
+    retries: RetryLimits = field(default_factory=RetryLimits)  # limits of what is sent back
 
 
 class NotHandedOverError(InvalidError):
@@ -145,9 +149,11 @@ class Mount:
             clock,
             _topics_of(store, handover),
             settings.selects,
+            takes_retries=keeper is not None,
         )
         self.topics.update(store.tiered_queues())
         self.keeper = keeper
+        self.retries: RetryLog | None = None  # what consumers have sent back; None: nothing is kept
         self.address = ""
         self.names: NameServers | None = None
         self.server: RemotingServer | None = None
@@ -218,6 +224,10 @@ class Mount:
                         stop=lambda seconds: clock.wait(stopping, seconds),
                         prove=lambda: _require_one_writer(store, prefix, rng),
                     )
+                mount.retries = _retry_log(
+                    store, prefix, settings, known=known, clock=clock, rng=rng
+                )
+                mount.topics.update((*store.tiered_queues(), *mount.retries.queues()))
             mount.offsets = ConsumerOffsets(known)
             # Before offsets of ours are adopted: what groups had with the broker counts more than what a file says.
             mount._inherit()
@@ -265,7 +275,9 @@ class Mount:
 
     def fault(self) -> str:
         """What is wrong, in one clause; empty when nothing is."""
-        return self._unseen() or (self.keeper.trouble if self.keeper is not None else "")
+        kept = self.keeper.trouble if self.keeper is not None else ""
+        trouble = self.retries.trouble if self.retries is not None else ""
+        return self._unseen() or kept or (trouble and f"messages are not kept: {trouble}")
 
     def _unseen(self) -> str:
         trouble = self.store.trouble
@@ -310,6 +322,7 @@ class Mount:
         if self._stopping.is_set():
             self._stop_now.set()
         duties: list[Coroutine[None, None, object]] = []
+        retrying = None if self.retries is None else asyncio.ensure_future(self.retries.run())
         try:
             names = await self._begin(readers)
             self.is_serving = True
@@ -317,12 +330,15 @@ class Mount:
             duties = [self._stop_now.wait(), names.run(), self._look(), self._tidy()]
             if self.keeper is not None:
                 duties += [self._save_now_and_then(saver), self._renew(leaser)]
+            if retrying is not None:
+                # It goes on while the mount drains: who sends back is answered.
+                duties.append(_end_of(retrying))
             await _until_first(duties)
         finally:
             # The lease is renewed until all is kept: draining may take longer than it lasts, and another mount may wait.
             renewing = asyncio.ensure_future(self._renew(leaser))
             try:
-                await self._drain(saver)
+                await self._drain(saver, retrying)
             finally:
                 renewing.cancel()
                 # Its error is of no use any more: the last save tells who has the lease.
@@ -385,6 +401,7 @@ class Mount:
             **relays.handlers(),
             **self.popper.handlers(),
             **assigning.handlers(),
+            **self._sending_back(queries, readers).handlers(),
         }
         others = self.server.handlers
         made = SystemTopics(self.topics, self.names, others)
@@ -405,7 +422,23 @@ class Mount:
             pulls=self._settings.pulls,
         )
 
-    async def _drain(self, saver: ThreadPoolExecutor) -> None:
+    def _sending_back(self, queries: Queries, readers: ThreadPoolExecutor) -> SendingBack:
+        if self.retries is not None:
+            self.retries.host = self.address
+            self.retries.on_moved = self._on_moved
+        return SendingBack(
+            self.retries,
+            self.topics,
+            self.locks,
+            queries.record_at,
+            readers,
+            self._clock,
+            queries.group_configs_known,
+        )
+
+    async def _drain(
+        self, saver: ThreadPoolExecutor, retrying: asyncio.Future[None] | None
+    ) -> None:
         """Leave in order; see the module."""
         self.is_serving = False
         until_s = self._clock.monotonic_s() + self._settings.drain_s
@@ -421,6 +454,12 @@ class Mount:
             is_answered = await self.server.close(max(until_s - self._clock.monotonic_s(), 0.0))
         saving.cancel()
         await asyncio.gather(saving, return_exceptions=True)
+        if self.retries is not None and retrying is not None:
+            self.retries.stop()
+            await asyncio.wait([retrying], timeout=max(until_s - self._clock.monotonic_s(), 1.0))
+            self.retries.writer.stop.set()
+            # Its error was told by the duty that waited for it.
+            await asyncio.gather(retrying, return_exceptions=True)
         self.is_drained = await self._save_at_last(saver, until_s) and is_answered
 
     # -- duties -----------------------------------------------------------------------------------
@@ -442,8 +481,19 @@ class Mount:
             self.locks.expire()
             if self.popper is not None:
                 self.popper.tidy()
-            if self.topics.update(self.store.tiered_queues()) and self.names is not None:
-                self.names.change()
+            self._update_topics()
+
+    def _update_topics(self) -> None:
+        kept = self.retries.queues() if self.retries is not None else ()
+        if self.topics.update((*self.store.tiered_queues(), *kept)) and self.names is not None:
+            self.names.change()
+
+    def _on_moved(self, queue: MessageQueue) -> None:
+        """The retry log has put something into a queue."""
+        if queue.topic not in self.topics.queues:
+            self._update_topics()
+        if self.puller is not None:
+            self.puller.moved(queue)
 
     def _on_group(self, group: str) -> None:
         if self.topics.add_retry(group) and self.names is not None:
@@ -512,6 +562,11 @@ def _topics_of(
     }
 
 
+async def _end_of(task: asyncio.Future[None]) -> None:
+    """Wait for its end or its error; who stops waiting does not end it."""
+    await asyncio.shield(task)
+
+
 async def _until_first(duties: Sequence[Coroutine[None, None, object]]) -> None:
     """Run until one ends, or fails; then cancel the others."""
     tasks = [asyncio.ensure_future(duty) for duty in duties]
@@ -541,6 +596,40 @@ def _keeper(
     if not settings.keeps_offsets:
         return None
     return OffsetsKeeper(tier.meter, tier.store, prefix, clock, rng, lease_s=settings.lease_s)
+
+
+def _retry_log(
+    store: OpenMessageStore,
+    prefix: str,
+    settings: MountSettings,
+    *,
+    known: Mapping[Name, Mapping[int, int]],
+    clock: Clock,
+    rng: random.Random,
+) -> RetryLog:
+    """What keeps what is sent back, begun; from here on it is read with the tier. ``known``: where groups were."""
+    tier, place = store.opened, store.opened.place
+
+    def old_end(queue: MessageQueue) -> int:
+        known = tier.state.incarnation(queue)
+        return 0 if known is None else known.commit_offset
+
+    writer = RetryWriter(
+        tier.meter, tier.store, prefix + RETRIES, clock, rng, place=place, old_end=old_end
+    )
+    log = RetryLog(writer, clock, settings.retries)
+    try:
+        with backend_errors():
+            log.begin(partial(consumed_of, known))
+    except DataError as error:
+        raise DataError(
+            f"what was sent back to the mount is damaged: {error.what}",
+            where=f"{tier.store.url}/{error.where}",
+            do=f"bring the object back from a copy; else delete all below {prefix}{RETRIES}: what was sent back and not"
+            " consumed is lost",
+        ) from error
+    store.put_beside(log, log.bounds)
+    return log
 
 
 def _require_one_writer(store: OpenMessageStore, prefix: str, rng: random.Random) -> None:
@@ -618,5 +707,9 @@ def _state_samples(mount: Mount) -> Iterator[Sample]:
     if mount.keeper is not None:
         yield Sample("tiered_mount_snapshots_total", mount.keeper.saved)
         yield Sample("tiered_mount_keeps_offsets", not mount.keeper.trouble)
+    if mount.retries is not None:
+        yield Sample("tiered_mount_sent_back_total", mount.retries.accepted)
+        yield Sample("tiered_mount_given_again_total", mount.retries.delivered)
+        yield Sample("tiered_mount_pending_retries", mount.retries.pending)
     for server in mount.names.servers if mount.names is not None else []:
         yield Sample("tiered_mount_name_servers", not server.error, {"address": server.address})

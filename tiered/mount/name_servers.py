@@ -77,14 +77,18 @@ class MountedTopics:
         clock: Clock,
         known: Mapping[str, Mapping[str, Any]] | None = None,
         selects: Callable[[str], bool] = lambda _topic: True,
+        *,
+        takes_retries: bool = False,
     ) -> None:
         """Begin with the names, and with what the broker had.
 
         Args:
             known: ``TopicConfig`` of the topics of a broker that was decommissioned, without its own.
             selects: Which of the tier's topics name servers are told of.
+            takes_retries: Consumers may send to retry topics.
         """
         self._selects = selects
+        self._retry_perm = READ | WRITE if takes_retries else READ
         # Topics that name servers are not told of, though they are selected: others have them.
         self.left_out: frozenset[str] = frozenset()
         self._configs = dict(known or {})
@@ -169,13 +173,18 @@ class MountedTopics:
         return {"stateVersion": 0, "timestamp": self.changed_ms, "counter": self.version}
 
     def config(self, name: str) -> dict[str, Any]:
-        """``TopicConfig`` of a topic that can only be read, but for what a proxy made."""
+        """``TopicConfig`` of a topic, which can only be read unless consumers send to it what they could not do with."""
         count = self.require(name)
         known = self._configs.get(name, {})
         kept = {field: known.get(field, value) for field, value in _KEPT.items()}
         counts = {"readQueueNums": count, "writeQueueNums": count}
-        perm = READ | WRITE if name in self._system else READ
-        return {"topicName": name, **counts, "perm": perm, **kept}
+        return {"topicName": name, **counts, "perm": self.permission(name), **kept}
+
+    def permission(self, topic: str) -> int:
+        """What clients may do with a topic."""
+        if topic in self._system:
+            return READ | WRITE
+        return self._retry_perm if topic.startswith(RETRY) else READ
 
     def wrapper(self) -> dict[str, Any]:
         """``TopicConfigSerializeWrapper``."""
@@ -563,7 +572,7 @@ def route(identity: Identity, topics: MountedTopics, topic: str) -> dict[str, An
         "brokerName": identity.broker,
         "readQueueNums": count_of_queues,
         "writeQueueNums": count_of_queues,
-        "perm": READ,
+        "perm": topics.permission(topic),
         "topicSysFlag": 0,
     }
     return {"queueDatas": [queues], "brokerDatas": [_broker(identity)], "filterServerTable": {}}

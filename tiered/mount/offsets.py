@@ -31,13 +31,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
+from tiered.api.broker_place import mounts_below
 from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import EPOCH, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.replay import JournalReader, UnknownActionError
-from tiered.keys import JOURNAL, MOUNT, unescape_name
+from tiered.keys import JOURNAL
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
 
@@ -293,13 +294,7 @@ def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values
 
 def mounts_with_offsets(store: ObjectStore, prefix: str) -> list[str]:
     """Names of the mounts that have kept offsets of a broker's tier; of one that is shared with ``/address``. Sorted."""
-    found = set()
-    for info in store.list(prefix + MOUNT):
-        place, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
-        if journal:
-            name, _, member = place.partition("/shared/")
-            found.add("/".join(map(unescape_name, (name, member) if member else (name,))))
-    return sorted(found)
+    return [name for name, below in mounts_below(store, prefix) if not below]
 
 
 @contextlib.contextmanager
@@ -311,8 +306,9 @@ def damage_told(url: str, prefix: str) -> Iterator[None]:
         raise DataError(
             f"the offsets that a mount has kept of consumer groups are damaged: {error.what}",
             where=f"{url}/{error.where}",
-            do=f"bring the object back from a copy; else delete all below {prefix}: groups begin where they were with the"
-            " broker, and get again what came since; until then `tiered mount --no-state` serves the tier",
+            do=f"bring the object back from a copy; else delete {prefix}lease and all below {prefix}{JOURNAL}: groups begin"
+            " where they were with the broker, and get again what came since; until then `tiered mount --no-state` serves"
+            " the tier",
         ) from error
 
 

@@ -82,6 +82,7 @@ GET_EARLIEST_MSG_STORETIME: Final = 32
 VIEW_MESSAGE_BY_ID: Final = 33
 HEART_BEAT: Final = 34
 UNREGISTER_CLIENT: Final = 35
+CONSUMER_SEND_MSG_BACK: Final = 36
 GET_CONSUMER_LIST_BY_GROUP: Final = 38
 NOTIFY_CONSUMER_IDS_CHANGED: Final = 40
 LOCK_BATCH_MQ: Final = 41
@@ -129,10 +130,14 @@ _HELD = (
 )
 _PROXY = "But for the topic by which proxies tell one another of clients: taken, and let go."
 _ACK = "Answered when it is durable; `SYSTEM_BUSY` when the tier's store does not take it within 2.5 s."
-_BACK = "The client sends the message to `%RETRY%<group>` of another broker, or tries again by itself after 5 s."
+_BACK = "Kept in the retry log; with `--no-state` `NO_PERMISSION`."
+_SEND = (
+    "But to `%RETRY%<group>`, as consumers do that could not send back: kept in the retry log; and to the topic by which"
+    " proxies tell one another of clients: let go."
+)
 
 REQUESTS: Final[tuple[Answered, ...]] = (
-    Answered(SEND_MESSAGE, "SEND_MESSAGE", _R, _PROXY),
+    Answered(SEND_MESSAGE, "SEND_MESSAGE", _R, _SEND),
     Answered(PULL_MESSAGE, "PULL_MESSAGE", _S, _HELD),
     Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
     Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
@@ -149,7 +154,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", _S, "By its place in the log. Clients dial the address in the id."),
     Answered(HEART_BEAT, "HEART_BEAT", _S),
     Answered(UNREGISTER_CLIENT, "UNREGISTER_CLIENT", _S),
-    Answered(36, "CONSUMER_SEND_MSG_BACK", _R, _BACK),
+    Answered(CONSUMER_SEND_MSG_BACK, "CONSUMER_SEND_MSG_BACK", _S, _BACK),
     Answered(37, "END_TRANSACTION", _R),
     Answered(GET_CONSUMER_LIST_BY_GROUP, "GET_CONSUMER_LIST_BY_GROUP", _S),
     Answered(LOCK_BATCH_MQ, "LOCK_BATCH_MQ", _S, "For orderly consumers; a lock lasts 60 s."),
@@ -174,7 +179,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(GET_SYSTEM_TOPIC_LIST_FROM_BROKER, "GET_SYSTEM_TOPIC_LIST_FROM_BROKER", _S, "There are none."),
     Answered(GET_CONSUMER_RUNNING_INFO, "GET_CONSUMER_RUNNING_INFO", _S, "Asked of the client."),
     Answered(CONSUME_MESSAGE_DIRECTLY, "CONSUME_MESSAGE_DIRECTLY", _S, "The message, by its offset id, goes to the client."),
-    Answered(SEND_MESSAGE_V2, "SEND_MESSAGE_V2", _R, _PROXY),
+    Answered(SEND_MESSAGE_V2, "SEND_MESSAGE_V2", _R, _SEND),
     Answered(GET_BROKER_CONSUME_STATS, "GET_BROKER_CONSUME_STATS", _S, _TIMES),
     Answered(320, "SEND_BATCH_MESSAGE", _R),
     Answered(QUERY_CONSUME_QUEUE, "QUERY_CONSUME_QUEUE", _S, "Some items; places are those in the old broker's log."),

@@ -325,6 +325,7 @@ class Puller:
         if (
             incarnation is None
             or not incarnation.min_offset <= wanted.offset < incarnation.commit_offset
+            or not self._store.is_tiers_alone(wanted.queue)
         ):
             return None
         size_bytes, count = wanted.size_bytes * HANDOUT_PULLS, wanted.count * HANDOUT_PULLS
@@ -448,6 +449,11 @@ class Puller:
         for queue, end in list(self._held_ends.items()):
             if self._end(queue) != end:
                 self._wake(queue)
+
+    def moved(self, queue: MessageQueue) -> None:
+        """A queue has more, of which the tier's journal says nothing."""
+        if queue in self._held:
+            self._wake(queue)
 
     def _end(self, queue: MessageQueue) -> int:
         return self._store.max_offset(queue.topic, queue.queue_id)

@@ -52,20 +52,22 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from backends.lazy_dataclass import dataclass
-from tiered.api.broker_place import require_rocketmq
+from tiered.api.broker_place import RetryPlace, require_rocketmq
 from tiered.api.reading import Span, plan_span, read_for
 from tiered.api.sound import Lost, find_lost, read_sound, told
 from tiered.api.stores import backend_errors
+from tiered.api.tier import retry_logs
 from tiered.errors import DataError, InvalidError
 from tiered.format.fastjson import loads
 from tiered.format.items import ITEM_BYTES
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.keys import mount_prefix
-from tiered.local.catalog import reason_left_out
+from tiered.local.catalog import SCHEDULE_TOPIC, reason_left_out
 from tiered.local.layout import (
     ABORT_FILE,
     BATCH_DIRECTORY,
+    DELAY_OFFSETS_FILE,
     GROUPS_FILE,
     LOCK_FILE,
     LOG_DIRECTORY,
@@ -106,6 +108,8 @@ Longs = npt.NDArray[np.int64]
 STATE_FILE: Final = "restore.json"
 STATE_FORMAT: Final = 3
 _LOGGER = logging.getLogger("tiered.mount")
+_NEXT, _RETRIES = "next", "retries"
+"""Members of ``restore.json`` with what is left of each queue: of the tier, and of the retry log."""
 _LOG, _LISTS, _WHOLE = "log", "lists", "whole"
 """How far it is: the log is made; it is whole, and its lists and tables are; all is."""
 SUFFIX: Final = ".restoring"
@@ -137,6 +141,8 @@ class RestoreSelection:
     offsets_of: str = ""
     """The mount of which groups get the offsets: its name, with ``/address`` of one that is shared; empty: that of
     the broker's own name."""
+    is_whole: bool = True
+    """With what groups have sent back to that mount, which cannot be chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,18 @@ class RestorePlan:
     begins: tuple[tuple[MessageQueue, int], ...] = ()
     """Queues of which no message is restored, and the queue offset at which they go on: their messages have expired,
     or are not selected."""
+    retries: tuple[Span, ...] = ()
+    """Of what was sent back to the mount: what waits for its time, what was given out again, dead letters."""
+    retry_tier: Tier | None = None  # of these; whoever makes the plan closes it
+
+    @property
+    def delay_offsets(self) -> dict[int, int]:
+        """Where a broker goes on in the queue of each delay level."""
+        return {
+            span.cursor.queue.queue_id + 1: int(span.start)
+            for span in self.retries
+            if span.cursor.queue.topic == SCHEDULE_TOPIC
+        }
 
 
 def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
@@ -186,6 +204,10 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
             where=tier.store.url,
             do="check --topics, --from and --until; `tiered ls URL` shows what there is",
         )
+    retry_tier, retries = _plan_retries(tier, chosen) if selection.is_whole else (None, ())
+    for span in retries:
+        messages += span.stop - span.start
+        sizes += _weigh(span, read_bytes)
     reads = sum(math.ceil(size / REQUEST_BYTES) for size in read_bytes.values())
     dollars = reads / 1000 * tier.meter.snapshot().prices.read_per_1000
     return RestorePlan(
@@ -201,7 +223,23 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
         chosen,
         left_out_mounts,
         tuple(begins),
+        retries,
+        retry_tier,
     )
+
+
+def _plan_retries(tier: Tier, mount: str) -> tuple[Tier | None, tuple[Span, ...]]:
+    """All that lies in a mount's retry log, behind what the broker's tier has of the same queues."""
+    for one in retry_logs(tier):
+        if isinstance(one.place, RetryPlace) and one.place.mount == mount:
+            spans = []
+            for queue in one.queues():
+                cursor, before = one.reader.cursor(queue), tier.state.incarnation(queue)
+                start = max(cursor.low, before.commit_offset if before is not None else 0)
+                if start < cursor.end:
+                    spans.append(plan_span(cursor, QueueOffset(start), cursor.end))
+            return one, tuple(spans)
+    return None, ()
 
 
 def building(directory: str) -> Path:
@@ -418,7 +456,7 @@ class Restore:
         self._tables: dict[str, int] = {}
         self._records = 0
         self._put_mark: LogMark | None = None
-        self._rows: list[list[Any]] = []
+        self._rows: dict[str, list[list[Any]]] = {}
 
     def check(self) -> bool:
         """Refuse what ``run`` would refuse by what lies there, log files unread; whether there is something to go on with.
@@ -460,7 +498,8 @@ class Restore:
             is_whole=is_whole,
         )
         try:
-            self._put_mark, self._rows = log.mark, known["next"]
+            self._put_mark = log.mark
+            self._rows = {name: known.get(name, []) for name in (_NEXT, _RETRIES)}
             is_whole = is_whole or self._fill_log(log)
             lost = tuple(sorted(self._lost))
             result = Restored(is_whole, self._records, self.done_bytes, log.end, lost=lost)
@@ -481,28 +520,37 @@ class Restore:
     # -- the log ----------------------------------------------------------------------------------
 
     def _fill_log(self, log: RestoredLog) -> bool:
-        """Put what is not there yet; whether all is."""
-        with self._tier.group() as group:
-            spans = self._plan.spans
-            self._tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
-            sources = [_Source(span, self._batches(span, group)) for span in spans]
+        """Put what is not there yet; whether all is. What was sent back comes last: its queues follow those of the tier."""
+        plan = self._plan
+        is_whole = self._fill_of(self._tier, plan.spans, _NEXT, log)
+        if is_whole and plan.retry_tier is not None and plan.retries:
+            is_whole = self._fill_of(plan.retry_tier, plan.retries, _RETRIES, log)
+        return is_whole
+
+    def _fill_of(self, tier: Tier, spans: Sequence[Span], name: str, log: RestoredLog) -> bool:
+        """The same of one tier; ``name`` of the rows that say how far it is."""
+        with tier.group() as group:
+            tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
+            sources = [_Source(span, self._batches(tier, span, group)) for span in spans]
             try:
                 with ThreadPoolExecutor(1, "tiered-restore-save") as saver:
-                    return self._put_all(log, sources, saver)
+                    return self._put_all(log, sources, saver, name)
             except DataError as error:
-                self._tell_damage(sources, error)
+                self._tell_damage(tier, spans, sources, error)
                 raise
 
-    def _batches(self, span: Span, group: str) -> Iterator[TierBatch]:
+    def _batches(self, tier: Tier, span: Span, group: str) -> Iterator[TierBatch]:
         if self._accepts_damage:
-            return read_sound(self._tier, span, group, self._batch_bytes, self._lost)
-        return read_for(self._tier, span, group, self._batch_bytes)
+            return read_sound(tier, span, group, self._batch_bytes, self._lost)
+        return read_for(tier, span, group, self._batch_bytes)
 
-    def _tell_damage(self, sources: Sequence[_Source], first: DataError) -> None:
+    def _tell_damage(
+        self, tier: Tier, spans: Sequence[Span], sources: Sequence[_Source], first: DataError
+    ) -> None:
         """Name all that is damaged of what is left, by reading it."""
-        spans = zip(self._plan.spans, sources, strict=True)
-        left = [replace(span, start=source.next) for span, source in spans]
-        if lost := find_lost(self._tier, left, self._batch_bytes):
+        both = zip(spans, sources, strict=True)
+        left = [replace(span, start=source.next) for span, source in both]
+        if lost := find_lost(tier, left, self._batch_bytes):
             raise DataError(
                 f"the tier has {told(lost)}",
                 where=self._tier.store.url,
@@ -510,9 +558,11 @@ class Restore:
                 f" or delete {self._root} and restore what is sound with --accept-damage",
             ) from first
 
-    def _put_all(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> bool:
+    def _put_all(
+        self, log: RestoredLog, sources: Sequence[_Source], saver: Executor, name: str
+    ) -> bool:
         """Put what the sources have; whether that was all. The disk is waited for beside it, one note at a time."""
-        saving, saved_bytes = self._save(log, sources, saver), 0
+        saving, saved_bytes = self._save(log, sources, saver, name), self.done_bytes
         try:
             for data, sizes in self._chunks(sources):
                 self._note_batches(data, sizes)
@@ -524,12 +574,12 @@ class Restore:
                 self._records += len(sizes)
                 if self.done_bytes - saved_bytes >= SAVE_BYTES:
                     saving.result()
-                    saving, saved_bytes = self._save(log, sources, saver), self.done_bytes
+                    saving, saved_bytes = self._save(log, sources, saver, name), self.done_bytes
                 if self._stop():
                     return False
         finally:
             saving.result()  # first: after a sync that failed the next one may say that all is well
-            self._save(log, sources, saver).result()
+            self._save(log, sources, saver, name).result()
         return True
 
     def _chunks(self, sources: Sequence[_Source]) -> Iterator[tuple[npt.NDArray[np.uint8], Longs]]:
@@ -564,8 +614,20 @@ class Restore:
 
     def _begun(self, known: Mapping[str, Any]) -> RestorePlan:
         """What is left of what was begun: without queues that have come into the tier since."""
-        now, spans = {span.cursor.queue: span.cursor for span in self._plan.spans}, []
-        for topic, queue_id, start, stop, *history in known["next"]:
+        plan = self._plan
+        spans = self._begun_of(plan.spans, known[_NEXT], known)
+        retries = self._begun_of(plan.retries, known.get(_RETRIES, []), known)
+        new = len(plan.spans) - len(spans)
+        begins = tuple((MessageQueue(topic, at), offset) for topic, at, offset in known["begins"])
+        skipped = plan.skipped + new
+        return replace(plan, spans=spans, retries=retries, skipped=skipped, begins=begins)
+
+    def _begun_of(
+        self, planned: Sequence[Span], rows: Sequence[Sequence[Any]], known: Mapping[str, Any]
+    ) -> tuple[Span, ...]:
+        """What is left of spans as they were noted."""
+        now, spans = {span.cursor.queue: span.cursor for span in planned}, []
+        for topic, queue_id, start, stop, *history in rows:
             queue = MessageQueue(topic, queue_id)
             cursor = now.get(queue)
             if cursor is None:
@@ -579,10 +641,7 @@ class Restore:
             if not known["has_holes"]:
                 self._refuse_holes(queue, has_holes=_has_holes(span))
             spans.append(span)
-        new = len(self._plan.spans) - len(spans)
-        begins = tuple((MessageQueue(topic, at), offset) for topic, at, offset in known["begins"])
-        skipped = self._plan.skipped + new
-        return replace(self._plan, spans=tuple(spans), skipped=skipped, begins=begins)
+        return tuple(spans)
 
     def _refuse_holes(self, queue: MessageQueue, *, has_holes: bool) -> None:
         """Refuse holes in a log that was begun without the file that entries for them name."""
@@ -654,10 +713,13 @@ class Restore:
     def _note_beginning(self) -> dict[str, Any]:
         """Say what is begun before anything else is in the directory: what is stopped from here on can go on."""
         self._has_holes = self._plan.has_holes or self._accepts_damage
-        self._rows = [
-            [*span.cursor.queue, int(span.start), int(span.stop), *span.cursor.history]
-            for span in self._plan.spans
-        ]
+        self._rows = {
+            name: [
+                [*span.cursor.queue, int(span.start), int(span.stop), *span.cursor.history]
+                for span in spans
+            ]
+            for name, spans in ((_NEXT, self._plan.spans), (_RETRIES, self._plan.retries))
+        }
         make_new(self._root, beside=STATE_FILE + NEW_SUFFIX)
         with Disk(str(self._root)):
             return self._note(_LOG)
@@ -668,7 +730,7 @@ class Restore:
             **self._identity(),
             "phase": phase,
             "log": mark and {"end": mark.end, "files": mark.files},
-            "next": self._rows,
+            **self._rows,
             "begins": [[*queue, offset] for queue, offset in self._plan.begins],
             "has_holes": self._has_holes,
             "lost": self._lost_before(phase),
@@ -678,7 +740,7 @@ class Restore:
 
     def _lost_before(self, phase: str) -> list[list[Any]]:
         """What is lost of what is in the log, or before it; what lies behind will be met again when it is gone on with."""
-        put = {MessageQueue(*row[:2]): row[2] for row in self._rows}
+        put = {MessageQueue(*row[:2]): row[2] for rows in self._rows.values() for row in rows}
         rows = (one for one in self._lost if phase != _LOG or one.end <= put[one.queue])
         return [[*one.queue, *one[1:]] for one in rows]
 
@@ -688,12 +750,15 @@ class Restore:
         replace_file(self._root / STATE_FILE, json.dumps(document).encode())
         return document
 
-    def _save(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> Future[None]:
+    def _save(
+        self, log: RestoredLog, sources: Sequence[_Source], saver: Executor, name: str
+    ) -> Future[None]:
         """Note how far it is now, once that is on the disk: as of the last chunk that was put whole."""
-        self._rows = [
+        rows = [
             [*source.queue, int(source.put), int(source.stop), *source.history]
             for source in sources
         ]
+        self._rows = {**self._rows, name: rows}
         document = self._document(_LOG)
 
         def save() -> None:
@@ -722,7 +787,8 @@ class Restore:
         table, topics = self._topics(handover)
         self._write_table(TOPICS_FILE, table.encoded(now_ms))
         groups = dict(handover.groups) if handover is not None else {}
-        stops = {span.cursor.queue: span.stop for span in self._plan.spans}
+        plan = self._plan
+        stops = {span.cursor.queue: span.stop for span in (*plan.spans, *plan.retries)}
         begins = {queue: QueueOffset(offset) for queue, offset in self._plan.begins} | stops
         store = MessageStore.open(
             self._root,
@@ -764,9 +830,11 @@ class Restore:
         table = TopicTable.make(str(self._root), cluster=place.cluster, broker=place.broker)
         restored: dict[str, int] = {}
         for queue in (
-            *(span.cursor.queue for span in self._plan.spans),
+            *(span.cursor.queue for span in (*self._plan.spans, *self._plan.retries)),
             *(queue for queue, _ in self._plan.begins),
         ):
+            if queue.topic == SCHEDULE_TOPIC:
+                continue  # every broker has it
             restored[queue.topic] = max(restored.get(queue.topic, 0), queue.queue_id + 1)
         known, written = handover.topics if handover is not None else {}, set(restored)
         is_whole = not self._plan.skipped
@@ -812,6 +880,9 @@ class Restore:
         version = {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
         rows = {f"{topic}@{group}": row for (group, topic), row in sorted(offsets.items())}
         self._write_table(OFFSETS_FILE, _encoded({"dataVersion": version, "offsetTable": rows}))
+        if delays := self._plan.delay_offsets:
+            table: dict[str, Any] = {"dataVersion": version, "offsetTable": delays}
+            self._write_table(DELAY_OFFSETS_FILE, _encoded(table))
         if groups:
             table = {"forbiddenTable": {}, "subscriptionGroupTable": groups}
             self._write_table(GROUPS_FILE, _encoded({"dataVersion": version, **table}))

@@ -102,7 +102,9 @@ ROLES: Mapping[str, Role] = {
         versions=True,
     ),
     TIMEKEEPER: Role("timer import, timer run, timer cancel", puts=(f"{TIMER}*",), probes=True),
-    MOUNTER: Role("mount", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",), roots=(f"{MEMBERS}*",)),
+    MOUNTER: Role(
+        "mount, hand-back", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",), roots=(f"{MEMBERS}*",)
+    ),
 }
 
 

@@ -87,7 +87,10 @@ public final class Clients {
         OUT.println("READY");
     }
 
-    /** Consumes from the first offset until --seconds have passed or --max messages were seen; --refuse N refuses every N-th. */
+    /**
+     * Consumes from the first offset until --seconds have passed or --max messages were taken; --refuse N refuses every N-th
+     * once, --fail N whenever it comes.
+     */
     private static void push(Map<String, List<String>> options) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(one(options, "group", "g"));
         consumer.setNamesrvAddr(one(options, "namesrv", null));
@@ -106,16 +109,20 @@ public final class Clients {
         consumer.subscribe(one(options, "topic", null), one(options, "tag", "*"));
         long max = Long.parseLong(one(options, "max", "1000000000"));
         int refuse = Integer.parseInt(one(options, "refuse", "0"));
+        int fail = Integer.parseInt(one(options, "fail", "0"));
+        if (options.containsKey("max-reconsume")) {
+            consumer.setMaxReconsumeTimes(Integer.parseInt(one(options, "max-reconsume", "-1")));
+        }
         AtomicLong seen = new AtomicLong();
         CountDownLatch done = new CountDownLatch(1);
         if (options.containsKey("orderly")) {
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
-                take(messages, 0, seen, max, done);
-                return ConsumeOrderlyStatus.SUCCESS;
+                return take(messages, 0, fail, seen, max, done)
+                    ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
             });
         } else {
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
-                take(messages, refuse, seen, max, done)
+                take(messages, refuse, fail, seen, max, done)
                     ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
         }
         consumer.start();
@@ -123,12 +130,13 @@ public final class Clients {
         consumer.shutdown();
     }
 
-    /** A message that is refused is taken when it comes again. */
-    private static boolean take(List<MessageExt> messages, int refuse, AtomicLong seen, long max, CountDownLatch done) {
+    /** A message that is refused is taken when it comes again; one that fails never is. */
+    private static boolean take(List<MessageExt> messages, int refuse, int fail, AtomicLong seen, long max, CountDownLatch done) {
         boolean isTaken = true;
         for (MessageExt message : messages) {
             boolean isRefused = refuse > 0 && message.getReconsumeTimes() == 0 && message.getQueueOffset() % refuse == 0
                 && !message.getTopic().startsWith("%RETRY%");
+            isRefused |= fail > 0 && (message.getReconsumeTimes() > 0 || message.getQueueOffset() % fail == 0);
             Map<String, Object> fields = fields(message);
             fields.put("consumed", !isRefused);
             print(fields);
