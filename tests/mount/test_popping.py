@@ -37,7 +37,7 @@ def growing(tmp_path: Path) -> Growing:
 
 @pytest.fixture
 def served(growing: Growing) -> Iterator[Mounted]:
-    with mounted(growing.url) as found:
+    with mounted(growing.url, ack_s=0.01) as found:
         yield found
 
 
@@ -196,7 +196,7 @@ def with_another(client: Client, first: Command) -> None:
 def test_a_pop_is_held_until_there_is_a_message_or_one_is_visible_again(
     growing: Growing, served: Mounted, client: Client
 ):
-    taken = pop(client, invisibleTime=1000)
+    taken = pop(client, invisibleTime=2000)
     assert len(bodies(taken)) == 6
     held = client.send(protocol.POP_MESSAGE, **asked(pollTime=20_000))
     with served.client(Form.JSON) as other:

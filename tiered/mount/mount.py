@@ -377,16 +377,7 @@ class Mount:
             clock=self._clock,
             limits=settings.pulls,
         )
-        self.popper = Popper(
-            self.store,
-            self.topics,
-            self.offsets,
-            self.keeper.kept if self.keeper is not None else MountState(),
-            is_kept=self.keeper is not None,
-            executor=readers,
-            clock=self._clock,
-            pulls=settings.pulls,
-        )
+        self.popper = self._popper(readers)
         guarding = {"guard": self.guard.check} if self.guard is not None else {}
         self.server = RemotingServer(
             {}, self._clock, settings.server, on_gone=self.consumers.gone, **guarding
@@ -444,13 +435,25 @@ class Mount:
             **answers.handlers(),
             **queries.handlers(),
             **relays.handlers(),
-            **self._sending_back(queries, readers).handlers(),
             **self.popper.handlers(),
             **assigning.handlers(),
+            **self._sending_back(queries, readers).handlers(),
         }
         made = SystemTopics(self.topics, self.names, others)
         # A replica's master has the last word of what is its own.
         return {**others, **made.handlers(), **masters}
+
+    def _popper(self, readers: ThreadPoolExecutor) -> Popper:
+        return Popper(
+            self.store,
+            self.topics,
+            self.offsets,
+            self.keeper.kept if self.keeper is not None else MountState(),
+            is_kept=self.keeper is not None,
+            executor=readers,
+            clock=self._clock,
+            pulls=self._settings.pulls,
+        )
 
     def _sending_back(self, queries: Queries, readers: ThreadPoolExecutor) -> SendingBack:
         if self.retries is not None:
