@@ -122,7 +122,12 @@ class AttachOptions(ServingOptions):
         default=16 * _MIB,
     )
     segment_size_bytes: int = option(
-        "bytes at which a segment is rolled", kinds.SIZE, default=1024 * _MIB
+        "bytes at which a segment is sealed", kinds.SIZE, default=1024 * _MIB
+    )
+    segment_age_s: float = option(
+        "age at which a segment is sealed, also when its queue is quiet; only sealed segments are archived and expire",
+        kinds.DURATION_S,
+        default=86_400.0,
     )
     buffer_size_bytes: int = option(
         "bytes of records held in memory, at most", kinds.SIZE, default=128 * _MIB
@@ -364,6 +369,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
             buffer_bytes_max=options.buffer_size_bytes,
             uploads_max=options.uploads,
             segment_bytes_max=options.segment_size_bytes,
+            segment_age_s_max=options.segment_age_s,
             read_rate_bytes_s=options.max_read_rate_bytes_s,
             upload_rate_bytes_s=options.max_upload_rate_bytes_s,
             compression=kinds.compression_of(options.compress),

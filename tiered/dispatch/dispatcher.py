@@ -48,6 +48,7 @@ from tiered.log.composite import (
     CompositeFlatFile,
     QueueFiles,
     Start,
+    Tail,
     size_of,
 )
 from tiered.log.state import queue_action
@@ -172,6 +173,8 @@ def register(
 _STALL_S_MIN = 5.0
 """One slow upload is no trouble, however short the freshness."""
 _STALL_AGAIN_S = 60.0
+_SEAL_LOOK_S = 60.0
+"""Between two looks for segments that are old though nothing comes behind them."""
 
 
 class TieredDispatcher:
@@ -231,6 +234,8 @@ class TieredDispatcher:
         self._read_throttle = self._context.throttle(settings.read_rate_bytes_s)
         self._last_commit_s = clock.monotonic_s()
         self._stall_said_s: float | None = None
+        self._sealing: list[threading.Event] = []
+        self._seal_again_s = self._last_commit_s
         self._threads: list[threading.Thread] = []
 
     def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
@@ -443,22 +448,36 @@ class TieredDispatcher:
         Args:
             stop: Ends the waiting for the entry that says so.
         """
-        told: list[threading.Event] = []
-        for queue, incarnations in self._journal.state.queues.items():
-            last = incarnations[-1].segments[-1] if incarnations[-1].segments else None
-            if last and not last.sealed:
-                done = threading.Event()
-                place = incarnations[-1].number
-                action = queue_action("seal", queue, place, segment=last.base_offset)
-                if self._files.end_segment(queue, partial(self.say, Fact(action, done.set))):
-                    told.append(done)
+        told = self._seal(lambda _tail: True)
         for done in told:
             while not (done.is_set() or self._stop.is_set() or stop()):
                 self._clock.wait(done, 0.25)
         if self.fault is not None:
             raise self.fault
-        self.counters.sealed_segments += len(told)
         return len(told)
+
+    def _seal(self, chooses: Callable[[Tail], bool]) -> list[threading.Event]:
+        """Begin to seal open segments of queues that are settled; what is set when each is sealed."""
+        told: list[threading.Event] = []
+        for queue, incarnations in self._journal.state.queues.items():
+            last = incarnations[-1].segments[-1] if incarnations[-1].segments else None
+            if last and not last.sealed and chooses(Tail.of(incarnations[-1])):
+                done = threading.Event()
+                place = incarnations[-1].number
+                action = queue_action("seal", queue, place, segment=last.base_offset)
+                if self._files.end_segment(queue, partial(self.say, Fact(action, done.set))):
+                    told.append(done)
+        self.counters.sealed_segments += len(told)
+        return told
+
+    def seal_done(self) -> None:
+        """Begin to seal segments that are full or old though nothing comes behind them; from one thread, not too often."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._seal_again_s or not all(done.is_set() for done in self._sealing):
+            return  # what is told already waits for the store
+        self._seal_again_s = now_s + min(_SEAL_LOOK_S, self._settings.segment_age_s_max / 4)
+        policy, now_ms = self._settings.commit_policy, self._clock.now_ms()
+        self._sealing = self._seal(lambda tail: tail.is_done(now_ms, policy))
 
     @property
     def is_merge_due(self) -> bool:
@@ -568,6 +587,7 @@ class TieredDispatcher:
         while not self._stop.is_set():
             self._say_stall()
             self._commits.scan()
+            self.seal_done()
             self._compensation.begin(lambda body: self._catch_up_pool.submit(self._guard, body))
             self._clock.wait(self._wake, min(0.25, max(0.01, self._commits.due_in_s())))
             self._wake.clear()

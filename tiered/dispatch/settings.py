@@ -56,7 +56,8 @@ class DispatchSettings:
     default size, with room to spare, so that they are not three."""
     uploads_max: int = 8  # bundles on their way at once
     segment_bytes_max: int = 1024 * MIB  # a segment of the commit log is rolled at this size
-    segment_age_hours_max: float = 24.0  # and at this age
+    segment_age_s_max: float = 86_400.0
+    """And at this age, counted from its first part; a quiet queue's, too: nothing has to come behind it."""
     poll_s: float = 0.5
     """Pause between two looks at a store that grows slowly or not at all, at most; see ``pause_s``."""
     backoff_s_min: float = 0.1
@@ -73,7 +74,10 @@ class DispatchSettings:
     """How merging compresses records at the last level; None: not at all."""
 
     def __post_init__(self) -> None:
-        for name in ("freshness_s", "bundle_bytes", "window_bytes", "uploads_max", "poll_s"):
+        for name in (
+            *("freshness_s", "bundle_bytes", "window_bytes", "uploads_max", "poll_s"),
+            *("segment_bytes_max", "segment_age_s_max"),
+        ):
             if getattr(self, name) <= 0:
                 raise InvalidError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.buffer_bytes_max < self.bundle_bytes:
@@ -114,7 +118,7 @@ class DispatchSettings:
             self.bundle_bytes,
             self.freshness_s,
             self.segment_bytes_max,
-            round(self.segment_age_hours_max * 3_600_000),
+            round(self.segment_age_s_max * 1000),
         )
 
     @property
@@ -282,7 +286,7 @@ class DispatchCounters:
     quarantined: int = 0  # damaged records put into quarantine
     missing: int = 0
     """Queue offsets of which the local store should have a message, and has nothing."""
-    sealed_segments: int = 0  # segments sealed on request
+    sealed_segments: int = 0  # segments sealed though nothing came behind them
     merged_bundles: int = 0  # bundles made by merging
     merged_parts: int = 0  # parts that were gathered into these
     merged_bytes: int = 0  # bytes of those, records and index, as they are before they are packed

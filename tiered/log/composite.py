@@ -223,10 +223,14 @@ class Tail:
 
     def must_roll(self, now_ms: int, policy: CommitPolicy) -> bool:
         """Whether what comes next belongs into a new segment."""
+        return not self.is_open or self.is_done(now_ms, policy)
+
+    def is_done(self, now_ms: int, policy: CommitPolicy) -> bool:
+        """Whether it is full or old."""
         age_ms = now_ms - self.created_ms
         was_set_back = age_ms < -_CLOCK_SET_BACK_MS  # nobody knows how old it is
         is_full = self.size_bytes >= policy.segment_bytes_max
-        return not self.is_open or is_full or was_set_back or age_ms >= policy.segment_age_ms_max
+        return is_full or was_set_back or age_ms >= policy.segment_age_ms_max
 
 
 class CompositeFlatFile:
