@@ -17,7 +17,8 @@ from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from typing import BinaryIO
+
+    from typing_extensions import Buffer
 
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
@@ -97,6 +98,31 @@ class CommonOptions:
     debug: bool = flag("log everything, and show tracebacks")
 
 
+class Results:
+    """Where results go: this process's stdout. Knows whether any did."""
+
+    def __init__(self) -> None:
+        self.has_any = False
+
+    def write(self, data: bytes) -> int:
+        """Write some."""
+        self.has_any = True
+        return sys.stdout.buffer.write(data)
+
+    def writelines(self, some: Iterable[Buffer]) -> None:
+        """Write many."""
+        self.has_any = True
+        sys.stdout.buffer.writelines(some)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        sys.stdout.buffer.flush()
+
+    def isatty(self) -> bool:
+        """Whether people look at it."""
+        return sys.stdout.isatty()
+
+
 @dataclass(slots=True)
 class Surroundings:
     """What a program meets when it is started; tests bring their own."""
@@ -106,6 +132,8 @@ class Surroundings:
     watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
     debug: bool = False  # whether a defect shows its traceback; set once the settings are known
     log_format: str = ""  # of what goes to stderr; "" until the settings are known
+    form: str = ""  # of results; likewise
+    stdout: Results = field(default_factory=Results)  # where results go
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +147,7 @@ class Call:
     """The value of each setting that was looked at and where it came from, by key."""
     clock: Clock  # time
     watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
+    stdout: Results = field(default_factory=Results)  # where results go
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closes what the command has opened, when it ends."""
 
@@ -156,11 +185,6 @@ class Call:
                 f"--json and -o {output} contradict each other", do="give one of them"
             )
         return "json"
-
-    @property
-    def stdout(self) -> BinaryIO:
-        """Where results go."""
-        return sys.stdout.buffer
 
     def say(self, text: str, *, level: str = "info") -> None:
         """A line for people on stderr, unless ``--quiet``."""

@@ -125,8 +125,8 @@ def configuration_page() -> str:
         "",
         "Secrets are never options: they come from the AWS environment and profiles.",
         "",
-        "A DURATION is a number and a unit (`500ms`, `2s`, `5m`, `4h`, `30d`, `1w`), or several (`1h30m`); a plain number is",
-        "seconds. A SIZE is `50MiB`, `1.5GB`, or a number of bytes. A URL may be a path: `/data/tier` is `file:///data/tier`.",
+        "A DURATION is a number and a unit (`500ms`, `2s`, `5m`, `4h`, `30d`, `1w`), or several (`1h30m`); a plain number",
+        "is seconds. A SIZE is `50MiB`, `1.5GB`, or a number of bytes. A URL may be a path: `/data/tier` is `file:///data/tier`.",
     ]
     for section, settings in groupby(all_settings(), lambda setting: setting.section):
         title = f"`[{section}]`" if section else "At the top of the file"

@@ -301,7 +301,8 @@ def make_call(context: click.Context, section: str, own: Sequence[Setting]) -> C
     path = context.command_path
     common = build(CommonOptions, COMMON, chosen, path, {})
     around.debug, around.log_format = common.debug, common.log_format
-    call = Call(path, section, common, chosen, around.clock, around.watch)
+    call = Call(path, section, common, chosen, around.clock, around.watch, around.stdout)
+    around.form = call.form
     for name, near in misspelled(environment, settings).items():
         text = f"tiered: the variable {name} means nothing; did you mean {near}?"
         call.say(text, level="warning")
