@@ -148,6 +148,8 @@ class Call:
     clock: Clock  # time
     watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
     stdout: Results = field(default_factory=Results)  # where results go
+    speaks_for: str = ""
+    """One of several brokers that the command is called for: what it says begins with the name, and it shows no progress."""
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closes what the command has opened, when it ends."""
 
@@ -190,6 +192,8 @@ class Call:
         """A line for people on stderr, unless ``--quiet``."""
         from tiered.cli.stderr import write_line
 
+        if self.speaks_for:
+            text = f"tiered: {self.speaks_for}: {text.removeprefix('tiered: ')}"
         if not self.common.quiet:
             write_line(self.common.log_format, self.clock.now_ms(), level, text)
 
@@ -197,8 +201,9 @@ class Call:
         """Shows how far ``what`` is while a ``with`` block runs, unless ``--quiet``; see ``Progress``."""
         from tiered.cli.stderr import Progress
 
-        quiet, form = self.common.quiet, self.common.log_format
-        return Progress(what, ask, clock=self.clock, is_quiet=quiet, form=form)
+        is_quiet = self.common.quiet or bool(self.speaks_for)
+        form = self.common.log_format
+        return Progress(what, ask, clock=self.clock, is_quiet=is_quiet, form=form)
 
     def s3_options(self) -> S3Options:
         """How to reach S3."""

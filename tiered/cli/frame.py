@@ -17,6 +17,7 @@ import click
 from tiered.cli.call import Call, CommonOptions, Surroundings
 from tiered.cli.options import (
     ENVIRONMENT_PREFIX,
+    BrokersOptions,
     Setting,
     Shape,
     arguments_of,
@@ -232,7 +233,7 @@ def command(path: str, options: type[T]) -> Callable[[Callable[[Call, T], int]],
             call = make_call(click.get_current_context(), path, settings)
             given = {one.name: parameters[one.name] for one in arguments if one.name}
             chosen = build(options, settings, call.chosen, call.path, given)
-            return _run(lambda call: run(call, chosen), call)
+            return _run(lambda call: _run_chosen(run, call, chosen), call)
 
         text, _, examples = inspect.cleandoc(run.__doc__ or "").partition("\n\nExamples:\n")
         summary, _, details = text.partition("\n\n")
@@ -264,6 +265,15 @@ def all_settings() -> tuple[Setting, ...]:
     """Every setting there is; loads all commands."""
     commands = (command for _, command in program().walk() if isinstance(command, CliCommand))
     return (*COMMON, *chain.from_iterable(command.settings for command in commands))
+
+
+def _run_chosen(run: Callable[[Call, T], int], call: Call, options: T) -> int:
+    """Run a command, of several brokers for each."""
+    if isinstance(options, BrokersOptions) and options.names_several:
+        from tiered.cli.fleet import over_brokers
+
+        return over_brokers(run, call, options)
+    return run(call, options)
 
 
 def _run(run: Callable[[Call], int], call: Call) -> int:

@@ -28,7 +28,7 @@ import enum
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import click
 
@@ -228,6 +228,33 @@ class SpanOptions:
         kinds.TIME,
         default_text="the last there is",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokersOptions:
+    """Which of several brokers of a tier a command is for (``tiered.cli.fleet``)."""
+
+    url: str = argument()
+    brokers: tuple[str, ...] = several(
+        "take each of these brokers, as globs of BROKER or CLUSTER/BROKER; a row a broker",
+        kinds.GLOBS,
+        default_text="the only one there",
+        excludes="broker all-brokers",
+    )
+    all_brokers: bool = flag("take every broker there is; a row a broker", excludes="broker")
+
+    brokers_at_once: ClassVar[int] = 4  # so many run at the same time
+    broker_columns: ClassVar[tuple[str, ...]] = ()
+    """What a table says of each broker: fields of its document."""
+
+    @property
+    def names_several(self) -> bool:
+        """It is not for one broker."""
+        return bool(self.brokers) or self.all_brokers
+
+    def of_one_broker(self) -> list[str]:
+        """Options that are given and make sense for one broker only."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)

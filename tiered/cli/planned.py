@@ -10,13 +10,13 @@ import contextlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, option, several
+from tiered.cli.options import BrokersOptions, argument, flag, option, several
 from tiered.cli.output import Table, show
 from tiered.cli.values import (
     counted,
@@ -183,8 +183,20 @@ _LEFT_BY_GC = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GcOptions(PlanOptions):
+class FleetPlanOptions(PlanOptions, BrokersOptions):
+    """What those can be told that also go over several brokers."""
+
+    def of_one_broker(self) -> list[str]:
+        """A plan file is of one tier."""
+        asked = {"plan": self.plan, "apply": self.apply not in {None, "-"} and self.apply}
+        return [name for name, value in asked.items() if value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcOptions(FleetPlanOptions):
     """What ``tiered gc`` can be told."""
+
+    broker_columns: ClassVar = ("deletion_count", "deletion_bytes", "applied")
 
     max_deletions: int = option("objects deleted in one run, at most", kinds.COUNT, default=10_000)
     grace_ms: int = option(
@@ -422,8 +434,10 @@ class DeleteTopicOptions(GiveUpOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpireOptions(GiveUpOptions):
+class ExpireOptions(GiveUpOptions, FleetPlanOptions):
     """What ``tiered expire`` can be told."""
+
+    broker_columns: ClassVar = ("messages", "segments", "size_bytes", "applied")
 
     topics: tuple[str, ...] = several(
         "topics whose messages expire, as globs", kinds.GLOBS, default_text="all"
@@ -452,6 +466,10 @@ class ExpireOptions(GiveUpOptions):
         "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
         kinds.Kind("GLOB=DURATION,...", kinds.topic_duration),
     )
+
+    def of_one_broker(self) -> list[str]:
+        """A store is one broker's."""
+        return [*super().of_one_broker(), *(["store"] if self.store else [])]
 
 
 @command("expire", ExpireOptions)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, maybe, option, several
+from tiered.cli.options import BrokersOptions, argument, flag, maybe, option, several
 from tiered.cli.output import Output, Row, Table, picked, show
 from tiered.cli.values import broker_filter, counted, format_size, format_time, topic_filter
 from tiered.errors import InvalidError
@@ -431,10 +431,12 @@ _LEASE_WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseOptions:
+class LeaseOptions(BrokersOptions):
     """What ``tiered lease`` can be told."""
 
-    url: str = argument()
+    brokers_at_once: ClassVar = 8
+    broker_columns: ClassVar = ("state", "host", "pid", "epoch", "is_broken")
+
     break_: bool = flag("free the lease, whoever holds it")
 
 

@@ -6,13 +6,13 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, option
+from tiered.cli.options import BrokersOptions, flag, option
 from tiered.cli.output import Table, picked, show
 from tiered.cli.planned import (
     TIMERS_TEXT,
@@ -49,10 +49,11 @@ _NEUTRAL = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
+class VerifyOptions(BrokersOptions):
     """What ``tiered verify`` can be told."""
 
-    url: str = argument()
+    broker_columns: ClassVar = ("problem_count", "messages", "named_bytes", "is_deep")
+
     deep: bool = flag("read and check every byte of every object")
     store: str | None = option(
         "local store directory to compare with, message by message", kinds.DIR
@@ -62,6 +63,10 @@ class VerifyOptions:
     )
     strict: bool = flag("end with code 1 also for what is recorded")
     timers: bool = flag("check the broker's timers, which lie apart, instead of its topics")
+
+    def of_one_broker(self) -> list[str]:
+        """A store is one broker's."""
+        return ["store"] if self.store else []
 
 
 @command("verify", VerifyOptions)
