@@ -440,6 +440,11 @@ class Attachment:
         """Number of our epoch."""
         return self._journal.epoch
 
+    @property
+    def paused_topics(self) -> frozenset[str]:
+        """Topics of which nothing is taken just now."""
+        return self._journal.state.paused_topics
+
     def selects(self, topic: str) -> bool:
         """Whether a topic is tiered. Timers have a place of their own."""
         return topic not in TIMER_TOPICS and self._settings.selects(topic)

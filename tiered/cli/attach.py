@@ -459,6 +459,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "timers": follower and {**asdict(follower.total), "error": follower.error},
         "decommission": ending.handover and decommissioned(ending.handover),
         "unmatched_topics": list(ending.unmatched),
+        "paused_topics": sorted(attachment.paused_topics),
         **picked(report, "torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
         "left_out": [picked(left, "name", "reason") for left in report.left_out],
         "notes": list(report.notes),
@@ -564,6 +565,10 @@ def lines(document: dict[str, Any]) -> list[str]:
         if document[name]
     ]
     found += [f"tiered: no topic matches --topics {glob}" for glob in document["unmatched_topics"]]
+    found += [
+        f"tiered: {topic} is paused: nothing of it was tiered (`tiered resume` goes on)"
+        for topic in document["paused_topics"]
+    ]
     reasons: dict[str, list[str]] = {}
     for left in document["left_out"]:
         reasons.setdefault(left["reason"], []).append(left["name"])

@@ -67,6 +67,8 @@ LISTED: Mapping[str, _Listed] = {
     "delete-topic": _Listed("planned", "Gives up everything of a topic: plan, then apply."),
     "truncate": _Listed("planned", "Ends a queue at an earlier offset: plan, then apply."),
     "compact": _Listed("compact", "Keeps the newest message of each key: plan, then apply."),
+    "pause": _Listed("pause", "Has attach take nothing more of a topic, until it is resumed."),
+    "resume": _Listed("pause", "Has attach go on with a topic that was paused."),
     "lease": _Listed("status", "Says who writes a tier and until when, or frees its lease."),
     "rebuild": _Listed("verify", "Makes a lost journal again, from the objects."),
     "doctor": _Listed("doctor", "Looks for what is set up wrong, and says what to do."),

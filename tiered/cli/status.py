@@ -201,6 +201,13 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
     if broker["decommissioned_ms"] is not None:
         when = format_time(broker["decommissioned_ms"])
         remarks.append(f"broker    decommissioned {when}: `tiered mount` serves its tier")
+    for one in broker["paused"]:
+        lag = one["lag_messages"]
+        waits = "" if lag is None else f", {counted(lag, 'message waits', 'messages wait')}"
+        remarks.append(
+            f"paused    {one['topic']} since {format_time(one['since_ms'])}{waits}: what the broker expires"
+            " meanwhile will be a gap; `tiered resume` goes on"
+        )
     waiting = broker["waiting"]
     if waiting and waiting["records"]:
         size = format_size(waiting["size_bytes"])

@@ -55,7 +55,7 @@ from tiered.log.state import queue_action
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
@@ -147,6 +147,13 @@ class Following:
         self._follower.close()
 
 
+def say_paused(topics: Iterable[str]) -> None:
+    """Warn: nothing is lost as long as the broker has it."""
+    for topic in sorted(topics):
+        what = "%s is paused: nothing more of it is tiered, and what the broker expires meanwhile will be a gap"
+        _LOG.warning(f"{what}; `tiered resume` goes on", topic)
+
+
 def register(
     unknown: Unknown, say: Callable[[Fact], None], fall_behind: Callable[[MessageQueue], None]
 ) -> None:
@@ -210,6 +217,7 @@ class TieredDispatcher:
         self._local = local
         self._settings = settings
         self._selects = selects
+        self._paused = journal.state.paused_topics
         self._clock = clock
         self._files = QueueFiles(
             local,
@@ -276,6 +284,7 @@ class TieredDispatcher:
             file=self.file,
             state_fact=self._rounds.state_fact,
             continuity=self.continuity,
+            passes=lambda queue: queue.topic in self._paused,
         )
 
     def _make_merging(self, store: ObjectStore, prefix: str) -> MergeThread:
@@ -323,7 +332,7 @@ class TieredDispatcher:
                 appended += [(file, size) for file, size, _ in grown]
 
     def _offer(self, batch: RecordBatch, grown: list[Grown]) -> bool:
-        if not self._selects(batch.queue):
+        if not self._selects(batch.queue) or batch.queue.topic in self._paused:
             return True
         if not self.continuity.may_take(file := self.file(batch.queue)):
             return self._leave(batch.queue)
@@ -368,7 +377,7 @@ class TieredDispatcher:
         Args:
             until_idle: Return when the committed end is reached.
         """
-        starts = self._files.starts()
+        starts = self._files.starts(self._paused)
         fall_behind = self._compensation.fall_behind
         register(self._files.unknown(), self._rounds.state_fact, fall_behind)
         following = Following(
@@ -382,6 +391,7 @@ class TieredDispatcher:
             stop=stop,
         )
         self._merging.stands_back = True
+        say_paused(self._paused)
         try:
             while not stop() and self.fault is None:
                 step_bytes = following.step_bytes(self._settings)
@@ -587,10 +597,26 @@ class TieredDispatcher:
         while not self._stop.is_set():
             self._say_stall()
             self._commits.scan()
+            self._obey_pauses()
             self.seal_done()
             self._compensation.begin(lambda body: self._catch_up_pool.submit(self._guard, body))
             self._clock.wait(self._wake, min(0.25, max(0.01, self._commits.due_in_s())))
             self._wake.clear()
+
+    def _obey_pauses(self) -> None:
+        """Do as the journal says now; what was passed by of a topic that goes on is read in bulk."""
+        paused, before = self._journal.state.paused_topics, self._paused
+        if paused == before:
+            return
+        self._paused = (
+            paused  # before the local store is read: what is offered from now on is taken
+        )
+        say_paused(paused - before)
+        for topic in sorted(before - paused):
+            _LOG.info("%s is resumed", topic)
+        for queue in self._local.queues():
+            if queue.topic in before - paused and self._selects(queue):
+                self._compensation.fall_behind(queue)
 
     def _say_stall(self) -> None:
         """Tell the log when nothing can be committed, once a minute, and when that is over."""
@@ -659,10 +685,12 @@ class Compensation:
         file: Callable[[MessageQueue], CompositeFlatFile],
         state_fact: Callable[[Fact], None],
         continuity: Continuity,
+        passes: Callable[[MessageQueue], bool],
     ) -> None:
         """Wire it.
 
         Args:
+            passes: Whether nothing of a queue is taken just now: it is not behind then.
             take: Appends a batch to a queue's buffer, if the queue was reopened just so often; with None: commits what the
                 buffer holds.
         """
@@ -673,6 +701,7 @@ class Compensation:
         self._file = file
         self._state_fact = state_fact
         self._continuity = continuity
+        self._passes = passes
         self._counters = context.counters
         self._batch_bytes = min(settings.bundle_bytes, settings.step_bytes())
         self._stop = context.stop
@@ -695,6 +724,7 @@ class Compensation:
     def begin(self, submit: Callable[[Callable[[], None]], object]) -> None:
         """Start a catch-up for each queue that is behind and has none."""
         with self._lock:
+            self._behind = {queue for queue in self._behind if not self._passes(queue)}
             chosen = self._behind - self._running - self._gaps
             self._behind -= chosen
             self._running |= chosen
@@ -717,6 +747,8 @@ class Compensation:
             return False
         has_taken = False
         while not self._stop.is_set() and self._budget.has_room(self._batch_bytes):
+            if self._passes(file.queue):
+                return True
             reopened = self._continuity.reopened(file.queue)
             with file.lock:
                 start, last = file.append_offset, file.last_taken

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -527,11 +527,13 @@ class QueueFiles:
                 return True
         return False
 
-    def starts(self) -> dict[MessageQueue, QueueOffset]:
-        """Where to go on in each local queue; those that are not tiered are as good as done."""
+    def starts(self, paused: Collection[str] = ()) -> dict[MessageQueue, QueueOffset]:
+        """Where to go on in each local queue; those that are not tiered, or whose topic is paused, are as good as done."""
         self._bounds = self._local.queues()
         return {
-            queue: self.file(queue).append_offset if self._selects(queue) else bounds.end
+            queue: self.file(queue).append_offset
+            if self._selects(queue) and queue.topic not in paused
+            else bounds.end
             for queue, bounds in self._bounds.items()
         }
 

@@ -228,6 +228,9 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         "holder": dict(state.holder),
         "lease": (lease := _lease(facts.lease, now_ms)),
         "state": _state_word(state, lease),
+        "paused": [
+            {**document_of(one), "lag_messages": _lag_of(rows, one.topic)} for one in state.paused
+        ],
         "refused_parts": state.refused_parts,
         **_totals(rows, set().union(*keys.values())),
         **_space(state),
@@ -391,7 +394,7 @@ def worst_first(brokers: Iterable[Document], unread: Iterable[Document]) -> list
         {
             **{name: broker[name] for name in _FLEET},
             "writer": broker["lease"]["host"] if broker["state"] == WRITING else "",
-            "reason": "",
+            "reason": ", ".join(f"{one['topic']} is paused" for one in broker["paused"]),
         }
         for broker in brokers
     ]
@@ -412,6 +415,12 @@ _FLEET = (
     *("state", "cluster", "broker", "queue_count", "messages", "size_bytes", "gaps", "quarantined"),
     "updated_ms",
 )
+
+
+def _lag_of(rows: Iterable[Document], topic: str) -> int | None:
+    """Messages of a topic that are not tiered; None without a local store."""
+    lags = [row["lag_messages"] for row in rows if row["topic"] == topic]
+    return sum(lag or 0 for lag in lags) if any(lag is not None for lag in lags) else None
 
 
 def _waiting(waiting: Waiting) -> Document:
