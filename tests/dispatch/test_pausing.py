@@ -76,7 +76,7 @@ def test_a_running_dispatcher_obeys_and_takes_everything_when_the_topic_goes_on(
     with following(store, local) as dispatcher:
         until(lambda: dispatcher.lag() == {PAUSED: 5, OTHER: 5})
         say(store, is_paused=True)
-        until(lambda: dispatcher._paused)
+        until(lambda: dispatcher._passed.paused)
         put(local, 50, PAUSED, OTHER)
         until(lambda: dispatcher.lag()[OTHER] == 55)
         assert dispatcher.lag()[PAUSED] == 5

@@ -387,7 +387,7 @@ def _resumed_and_not_caught_up() -> Patches:
     """What came to a topic while it was paused is left to what comes next."""
 
     def forgets(self: TieredDispatcher) -> None:
-        self._paused = self._journal.state.paused_topics
+        self._passed = replace(self._passed, paused=self._journal.state.paused_topics)
 
     return [mock.patch.object(TieredDispatcher, "_obey_pauses", forgets)]
 

@@ -321,7 +321,11 @@ def open_context(call: Call, options: ArchiveOptions) -> JobContext:
     tier = call.objects(options.url, give_up_s=give_up_s)
     place = choose_place(tier, call.common.cluster, call.common.broker)
     bare, archive = call.both(options.to, give_up_s=give_up_s)
-    takes, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
+    named, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
+
+    def takes(topic: str) -> bool:
+        return named(topic) and bool(call.rules.get(topic, "archive", True))
+
     isolation = Isolation(options.isolation) if options.isolation else None
     return JobContext(
         tier, place, archive, bare, call.clock, rng, takes, wishes, isolation, give_up_s

@@ -16,6 +16,7 @@ from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, required, several
 from tiered.cli.output import picked, show
+from tiered.cli.reload import hold_hangups, on_hangup
 from tiered.cli.serve import (
     NICENESS_MAX,
     ServingOptions,
@@ -31,13 +32,14 @@ from tiered.cli.values import Moment, counted, few, format_size, topic_filter, u
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tiered.addresses import Address
     from tiered.attach.decommission import Decommissioned
     from tiered.attach.settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
+    from tiered.dispatch.settings import Compression
     from tiered.local.interface import StoreReport
     from tiered.upkeep.compact_thread import CompactionThread
 
@@ -203,6 +205,8 @@ def run(call: Call, options: AttachOptions) -> int:
 
     settings = read_settings(call, options)
     behave(options.nice)
+    if not options.ends_by_itself:
+        hold_hangups(call)
     stopping = threading.Event()
     stopper = Stopper(call.watch, stopping.set, seconds=settings.drain_s)
     with stopper:
@@ -258,6 +262,7 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
         with contextlib.ExitStack() as stack:
             compaction = compacting(call, options, attachment, stack)
             stack.enter_context(observed(call, options, attachment, compaction))
+            stack.enter_context(reloaded(call, options, attachment))
             stack.enter_context(progress)
             result = attachment.run(once=is_once, seal=options.seals, merge=options.merge)
             handover = hand_over(options, attachment)
@@ -269,6 +274,28 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
     is_drained = attachment.close()
     seconds = call.clock.monotonic_s() - began_s
     return Ending(result, report, missed, is_drained, seconds, handover)
+
+
+RELOADED = frozenset(
+    {
+        *("topics", "exclude", "freshness_s", "segment_size_bytes", "segment_age_s", "index_age_s"),
+        *("max_upload_rate_bytes_s", "max_read_rate_bytes_s", "compress"),
+    }
+)
+"""Fields of ``AttachOptions`` that count at once when the configuration file is read again."""
+
+
+def reloaded(
+    call: Call, options: AttachOptions, attachment: Attachment
+) -> contextlib.AbstractContextManager[None]:
+    """Reads the configuration file again on SIGHUP."""
+    if options.ends_by_itself:
+        return contextlib.nullcontext()
+
+    def apply(again: Call, new: AttachOptions) -> None:
+        attachment.reconfigure(read_settings(again, new))
+
+    return on_hangup(call, options, RELOADED, apply)
 
 
 def hand_over(options: AttachOptions, attachment: Attachment) -> Decommissioned | None:
@@ -298,12 +325,17 @@ def compacting(
     at = Workplace(
         store, meter, attachment.place, call.clock, random.SystemRandom(), options.give_up_s
     )
-    selects = topic_filter(options.topics, options.exclude)
 
     def topics() -> Iterable[str]:
         if attachment.dispatcher is None:
             return ()  # who only stands by for the writer leaves it to him: they would do the same work, and one wins
-        return filter(selects, read_topics(options.store).compacted)
+        there = read_topics(options.store)
+        return (
+            topic
+            for topic in there.names or there.compacted
+            if attachment.selects(topic)
+            and call.rules.get(topic, "compact", topic in there.compacted)
+        )
 
     settings = CompactSettings(compression=kinds.compression_of(options.compress))
     thread = CompactionThread(at, settings, topics, options.compact_interval_ms / 1000)
@@ -358,7 +390,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
         drain_s=options.drain_s,
         give_up_s=options.give_up_s,
         start=begin.ms(call.clock.now_ms()) if isinstance(begin, Moment) else begin,
-        selects=topic_filter(options.topics, options.exclude),
+        selects=selection(call, options),
         timers_near_ms=options.near_ms if options.timers else None,
         after_handover=after_handover,
         rocketmq_only=rocketmq_only(options),
@@ -373,9 +405,26 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
             read_rate_bytes_s=options.max_read_rate_bytes_s,
             upload_rate_bytes_s=options.max_upload_rate_bytes_s,
             compression=kinds.compression_of(options.compress),
+            compression_of=compression_rules(call, options),
+            pauses=lambda topic: bool(call.rules.get(topic, "pause")),
         ),
         index=index_settings(options),
     )
+
+
+def selection(call: Call, options: AttachOptions) -> Callable[[str], bool]:
+    """Which topics are tiered, by the options and the rules of the configuration file."""
+    named = topic_filter(options.topics, options.exclude)
+    return lambda topic: named(topic) and call.rules.get(topic, "include", True) is True
+
+
+def compression_rules(
+    call: Call, options: AttachOptions
+) -> Callable[[str], Compression | None] | None:
+    """How merging compresses a topic; None: no rule says anything of it."""
+    if not any("compress" in said for _, said in call.rules.rows):
+        return None
+    return lambda topic: kinds.compression_of(call.rules.get(topic, "compress", options.compress))
 
 
 def rocketmq_only(options: AttachOptions) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.options import Setting, Shape, custom, flag, option, several
+from tiered.cli.rules import TopicRules
 from tiered.cli.signals import SignalWatch
 from tiered.cli.values import Moment, is_glob, unmatched
 from tiered.clock import Clock, SystemClock
@@ -148,6 +149,11 @@ class Call:
     clock: Clock  # time
     watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
     stdout: Results = field(default_factory=Results)  # where results go
+    rules: TopicRules = field(
+        default_factory=TopicRules
+    )  # what the configuration file says of topics
+    reread: Callable[[], tuple[Mapping[str, SettingInForce], TopicRules]] | None = None
+    """Reads that file again, and says what rules then; None: the command was started without one."""
     speaks_for: str = ""
     """One of several brokers that the command is called for: what it says begins with the name, and it shows no progress."""
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

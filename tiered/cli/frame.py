@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -27,10 +27,13 @@ from tiered.cli.options import (
     resolve,
     settings_of,
 )
+from tiered.cli.rules import TopicRules, read_rules
 from tiered.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tiered.cli.options import SettingInForce
 
 T = TypeVar("T")
 WIDTH = 100
@@ -303,22 +306,43 @@ def make_call(context: click.Context, section: str, own: Sequence[Setting]) -> C
     file_name = file_name or environment.get("TIERED_CONFIG", "")
     needs_all = file_name or any(name.startswith(ENVIRONMENT_PREFIX) for name in environment)
     settings = all_settings() if needs_all or section in _READS_ALL else (*COMMON, *own)
-    chosen = resolve(
-        settings,
-        file=read_file(file_name, settings) if file_name else {},
-        file_name=file_name,
-        environment=environment,
-        given=given,
-    )
+    reread = partial(_resolve, settings, file_name, environment, given)
+    chosen, rules = reread()
     path = context.command_path
     common = build(CommonOptions, COMMON, chosen, path, {})
     around.debug, around.log_format = common.debug, common.log_format
-    call = Call(path, section, common, chosen, around.clock, around.watch, around.stdout)
+    call = Call(
+        path,
+        section,
+        common,
+        chosen,
+        around.clock,
+        around.watch,
+        around.stdout,
+        rules,
+        reread if file_name else None,
+    )
     around.form = call.form
     for name, near in misspelled(environment, settings).items():
         text = f"tiered: the variable {name} means nothing; did you mean {near}?"
         call.say(text, level="warning")
     return call
+
+
+def _resolve(
+    settings: Sequence[Setting],
+    file_name: str,
+    environment: Mapping[str, str],
+    given: Mapping[str, object],
+) -> tuple[dict[str, SettingInForce], TopicRules]:
+    """What rules now, and what the file says of topics."""
+    file: Mapping[str, object] = {}
+    rules = TopicRules()
+    if file_name:
+        file, table = read_file(file_name, settings)
+        rules = read_rules(table, file_name) if table else rules
+    chosen = resolve(settings, file=file, file_name=file_name, environment=environment, given=given)
+    return chosen, rules
 
 
 _READS_ALL = frozenset({"config.show", "bench"})

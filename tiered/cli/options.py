@@ -428,8 +428,8 @@ def taken(kind: type[T], options: object, **more: object) -> T:
     )
 
 
-def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
-    """The settings of a TOML file by key, not converted yet."""
+def read_file(path: str, settings: Sequence[Setting]) -> tuple[dict[str, object], object]:
+    """The settings of a TOML file by key, not converted yet; and its table of rules for topics (``tiered.cli.rules``)."""
     import tomllib
 
     from backends.local_files import read_regular
@@ -446,6 +446,7 @@ def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
         ) from error
     known = {setting.key for setting in settings}
     sections = {setting.section for setting in settings}
+    rules = document.pop("topics", {})
     found: dict[str, object] = {}
     _flatten("", document, sections, found)
     for key in found:
@@ -454,7 +455,7 @@ def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
             near = f"did you mean {close!r}? " if close else ""
             do = f"{near}`tiered config show` lists all keys"
             raise InvalidError(f"unknown key {key!r}", where=path, do=do)
-    return found
+    return found, rules
 
 
 def _flatten(

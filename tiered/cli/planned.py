@@ -556,7 +556,8 @@ def run_delete(call: Call, options: DeleteTopicOptions) -> int:
 def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
     """What the options say of a topic: its time to live in milliseconds, or None."""
     rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
-    if default is None and not (rules or options.store) and options.apply in {None, "-"}:
+    in_file = any("ttl" in said for _, said in call.rules.rows)
+    if default is None and not (rules or options.store or in_file) and options.apply in {None, "-"}:
         raise InvalidError(
             "no time to live is given",
             where=call.path,
@@ -567,7 +568,7 @@ def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | N
     def ttl_ms(topic: str) -> int | None:
         if not takes(topic):
             return None
-        chosen = reserved.get(topic, default)
+        chosen = call.rules.get(topic, "ttl", reserved.get(topic, default))
         return next((rule.duration_ms for rule in rules if fnmatchcase(topic, rule.glob)), chosen)
 
     return ttl_ms

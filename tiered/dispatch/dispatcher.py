@@ -27,10 +27,12 @@ import functools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.dispatch.continuity import Continuity, Look
 from tiered.dispatch.group_commit import (
     Fact,
@@ -147,6 +149,20 @@ class Following:
         self._follower.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Which queues nothing is taken of for now."""
+
+    selects: Callable[[MessageQueue], bool]  # those that are tiered
+    paused: frozenset[str]  # topics that the journal says are paused
+    pauses: Callable[[str], bool]  # others that are
+
+    def by(self, queue: MessageQueue) -> bool:
+        """Whether a queue is passed by."""
+        is_paused = queue.topic in self.paused or self.pauses(queue.topic)
+        return is_paused or not self.selects(queue)
+
+
 def say_paused(topics: Iterable[str]) -> None:
     """Warn: nothing is lost as long as the broker has it."""
     for topic in sorted(topics):
@@ -216,8 +232,7 @@ class TieredDispatcher:
         self._journal = journal
         self._local = local
         self._settings = settings
-        self._selects = selects
-        self._paused = journal.state.paused_topics
+        self._passed = Passed(selects, journal.state.paused_topics, settings.pauses)
         self._clock = clock
         self._files = QueueFiles(
             local,
@@ -241,6 +256,7 @@ class TieredDispatcher:
         self._merging = self._make_merging(store, prefix)
         self._read_throttle = self._context.throttle(settings.read_rate_bytes_s)
         self._last_commit_s = clock.monotonic_s()
+        self._reconfiguring = threading.Lock()
         self._stall_said_s: float | None = None
         self._sealing: list[threading.Event] = []
         self._seal_again_s = self._last_commit_s
@@ -284,7 +300,7 @@ class TieredDispatcher:
             file=self.file,
             state_fact=self._rounds.state_fact,
             continuity=self.continuity,
-            passes=lambda queue: queue.topic in self._paused,
+            passes=self._is_passed,
         )
 
     def _make_merging(self, store: ObjectStore, prefix: str) -> MergeThread:
@@ -332,7 +348,7 @@ class TieredDispatcher:
                 appended += [(file, size) for file, size, _ in grown]
 
     def _offer(self, batch: RecordBatch, grown: list[Grown]) -> bool:
-        if not self._selects(batch.queue) or batch.queue.topic in self._paused:
+        if self._passed.by(batch.queue):
             return True
         if not self.continuity.may_take(file := self.file(batch.queue)):
             return self._leave(batch.queue)
@@ -377,7 +393,7 @@ class TieredDispatcher:
         Args:
             until_idle: Return when the committed end is reached.
         """
-        starts = self._files.starts(self._paused)
+        starts = self._files.starts(self._passed.by)
         fall_behind = self._compensation.fall_behind
         register(self._files.unknown(), self._rounds.state_fact, fall_behind)
         following = Following(
@@ -391,7 +407,7 @@ class TieredDispatcher:
             stop=stop,
         )
         self._merging.stands_back = True
-        say_paused(self._paused)
+        say_paused(self._passed.paused)
         try:
             while not stop() and self.fault is None:
                 step_bytes = following.step_bytes(self._settings)
@@ -597,26 +613,48 @@ class TieredDispatcher:
         while not self._stop.is_set():
             self._say_stall()
             self._commits.scan()
-            self._obey_pauses()
+            with self._reconfiguring:
+                self._obey_pauses()
             self.seal_done()
             self._compensation.begin(lambda body: self._catch_up_pool.submit(self._guard, body))
             self._clock.wait(self._wake, min(0.25, max(0.01, self._commits.due_in_s())))
             self._wake.clear()
 
+    def _is_passed(self, queue: MessageQueue) -> bool:
+        return self._passed.by(queue)
+
     def _obey_pauses(self) -> None:
-        """Do as the journal says now; what was passed by of a topic that goes on is read in bulk."""
-        paused, before = self._journal.state.paused_topics, self._paused
-        if paused == before:
-            return
-        self._paused = (
-            paused  # before the local store is read: what is offered from now on is taken
-        )
-        say_paused(paused - before)
-        for topic in sorted(before - paused):
-            _LOG.info("%s is resumed", topic)
+        """Do as the journal says now."""
+        paused, before = self._journal.state.paused_topics, self._passed.paused
+        if paused != before:
+            self._pass_by(replace(self._passed, paused=paused))
+            say_paused(paused - before)
+            for topic in sorted(before - paused):
+                _LOG.info("%s is resumed", topic)
+
+    def _pass_by(self, passed: Passed) -> None:
+        """Pass other queues by; what was passed by of one that goes on is read in bulk. Of one thread at a time."""
+        before, self._passed = (
+            self._passed,
+            passed,
+        )  # before the local store is read: what is offered from now on is taken
         for queue in self._local.queues():
-            if queue.topic in before - paused and self._selects(queue):
+            if before.by(queue) and not passed.by(queue):
                 self._compensation.fall_behind(queue)
+
+    def reconfigure(
+        self, settings: DispatchSettings, selects: Callable[[MessageQueue], bool]
+    ) -> None:
+        """Go on with other settings (``DispatchSettings.while_running``), and with other queues. From any thread."""
+        with self._reconfiguring:
+            self._settings = settings = self._settings.while_running(settings)
+            self._files.reconfigure(settings.commit_policy, selects)
+            self._commits.reconfigure(settings)
+            self._merging.reconfigure(settings)
+            self._read_throttle.set_rate(settings.read_rate_bytes_s)
+            self._seal_again_s = 0.0
+            self._pass_by(replace(self._passed, selects=selects, pauses=settings.pauses))
+        self._wake.set()
 
     def _say_stall(self) -> None:
         """Tell the log when nothing can be committed, once a minute, and when that is over."""

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.dispatch.settings import DispatchContext
+    from tiered.dispatch.settings import DispatchContext, DispatchSettings
     from tiered.format.bundle import Section
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
@@ -353,6 +353,13 @@ class GroupCommitter:
         self._is_growing = False
         # Monotonic time of the last upload that went well.
         self.last_success_s = clock.monotonic_s()
+
+    def reconfigure(self, settings: DispatchSettings) -> None:
+        """Go on with others (``DispatchSettings.while_running``)."""
+        self._settings = settings
+        self._throttle.set_rate(settings.upload_rate_bytes_s)
+        with self._lock:
+            self._due_s = None
 
     @contextmanager
     def growing(self) -> Iterator[list[tuple[CompositeFlatFile, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
@@ -15,7 +15,7 @@ from tiered.log.merge import BUNDLE_BYTES_MAX, FAN_IN, OWN_BYTES, MergePolicy
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -72,6 +72,10 @@ class DispatchSettings:
     """Bytes uploaded in a second, at most; 0: no limit. Merging has the same limit once more."""
     compression: Compression | None = field(default_factory=Compression)
     """How merging compresses records at the last level; None: not at all."""
+    compression_of: Callable[[str], Compression | None] | None = None
+    """The same of a topic; None: of all as ``compression`` says."""
+    pauses: Callable[[str], bool] = field(default=lambda _topic: False)
+    """Whether nothing of a topic is taken for now, beside those that the journal says are paused."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -130,8 +134,19 @@ class DispatchSettings:
             own_bytes=min(self.own_bytes, self.buffer_bytes_max),
             segment_bytes_max=self.segment_bytes_max,
             segment_age_ms_max=self.commit_policy.segment_age_ms_max,
-            compresses=self.compression is not None,
+            compresses=self.compression is not None or self.compression_of is not None,
         )
+
+    def while_running(self, new: DispatchSettings) -> DispatchSettings:
+        """These with what of new ones can change while a dispatcher runs."""
+        return replace(self, **{name: getattr(new, name) for name in CHANGEABLE})
+
+
+CHANGEABLE = (
+    *("freshness_s", "segment_bytes_max", "segment_age_s_max"),
+    *("read_rate_bytes_s", "upload_rate_bytes_s", "compression", "compression_of", "pauses"),
+)
+"""Of ``DispatchSettings``: what can change while a dispatcher runs."""
 
 
 # -- budget ------------------------------------------------------------------------------------------
@@ -246,6 +261,12 @@ class Throttle:
         self._stop = stop
         self._lock = threading.Lock()
         self._free_at_s = 0.0
+
+    def set_rate(self, bytes_per_s: int) -> None:
+        """Go on at another pace."""
+        with self._lock:
+            self._rate = bytes_per_s
+            self._free_at_s = min(self._free_at_s, self._clock.monotonic_s())
 
     def take(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` more may be transferred. A large transfer delays those after it, not itself."""
