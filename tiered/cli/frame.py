@@ -82,6 +82,7 @@ LISTED: Mapping[str, _Listed] = {
     "policy": _Listed("doctor", "Prints the S3 policy that a role needs."),
     "bench": _Listed("bench", "Measures this machine against plain copying."),
     "config": _Listed("config", "Shows the settings in force."),
+    "man": _Listed("man", "Writes the manual pages of all commands into a directory."),
     "completion": _Listed("config", "Prints the completion script of a shell."),
 }
 """Commands in the order of help: a module is loaded when its command is called."""
@@ -91,12 +92,26 @@ class _Sections:
     """Help whose common options stand apart, and errors that know whose options they speak of."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """An error of click's parser does not say by itself in which command it was made."""
+        """An error of click's parser does not say by itself in which command it was made.
+
+        While a shell completes the value of an option, that option stands last, without one: click's parser would give up
+        there, and know none of the arguments that stand before it.
+        """
+        if ctx.resilient_parsing and args and self._takes_value(ctx, args[-1]):
+            args = args[:-1]
         try:
             return cast("list[str]", super().parse_args(ctx, args))  # type: ignore[misc] # of click
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def _takes_value(self, ctx: click.Context, word: str) -> bool:
+        """Whether a word is an option that has a value."""
+        options = cast("click.Command", self).get_params(ctx)
+        return any(
+            isinstance(one, click.Option) and word in one.opts and not one.is_flag
+            for one in options
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         command = cast("click.Command", self)

@@ -27,7 +27,7 @@ import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import click
@@ -38,6 +38,8 @@ from tiered.cli.values import format_duration, format_size
 from tiered.errors import InvalidError, nearest
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from tiered.cli.values import Moment
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -301,10 +303,36 @@ def arguments_of(options: type) -> list[click.Argument]:
             required=field.metadata["argument"][0],
             type=field.metadata["argument"][1],
             metavar=field.metadata["argument"][2],
+            shell_complete=_completion_of(field.name),
         )
         for field in dataclasses.fields(options)
         if "argument" in field.metadata
     ]
+
+
+def _completion_of(
+    field: str,
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
+    """What completes an argument; None: its kind does."""
+    if field == "url":
+        return lambda _context, _parameter, incomplete: _places(incomplete, "dir")
+    if field != "topic":
+        return None
+    return lambda context, _parameter, incomplete: _named(context, field, incomplete)
+
+
+def _places(incomplete: str, kind: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type=kind)]
+
+
+def _named(context: click.Context, field: str, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from tiered.cli.completing import names_for
+
+    return [CompletionItem(name) for name in names_for(context, field, incomplete)]
 
 
 if TYPE_CHECKING:
@@ -314,6 +342,8 @@ else:
 
 
 _PLACES = frozenset({"DIR", "FILE"})
+_NAMED = frozenset({"topic", "topics", "exclude", "broker", "brokers", "cluster"})
+"""Fields whose values are names of a tier or a store (``tiered.cli.completing``)."""
 
 
 class _Kind(_ParamType):
@@ -336,14 +366,16 @@ class _Kind(_ParamType):
 
     def shell_complete(
         self,
-        ctx: click.Context,  # noqa: ARG002 (click's signature)
+        ctx: click.Context,
         param: click.Parameter,  # noqa: ARG002 (click's signature)
         incomplete: str,
-    ) -> list[click.shell_completion.CompletionItem]:
+    ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
         if self.setting.kind.metavar in _PLACES:
-            return [CompletionItem(incomplete, type=self.setting.kind.metavar.lower())]
+            return _places(incomplete, self.setting.kind.metavar.lower())
+        if self.setting.field in _NAMED:
+            return _named(ctx, self.setting.field, incomplete)
         fitting = [text for text in self.setting.kind.choices if text.startswith(incomplete)]
         return [CompletionItem(text) for text in fitting]
 
