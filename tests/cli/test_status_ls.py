@@ -227,6 +227,25 @@ def test_of_several_brokers_a_line_each_the_worst_first(tiered: CommandLine, tmp
     assert (ran.code, "--watch is for people" in ran.error) == (2, True)
 
 
+def test_watch_shows_it_again_until_it_is_told_to_stop(
+    tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What comes meanwhile is seen; a signal ends it as it ends any command."""
+    url, _ = two_brokers(tmp_path)
+    looks: list[float] = []
+
+    def wait(_stop: object, seconds: float) -> bool:
+        looks.append(seconds)
+        if len(looks) == 1:
+            TierBuilder(open_store(url), prefix=Place("c", "late").prefix).add([b"x"])
+        return len(looks) == 2
+
+    monkeypatch.setattr(tiered.clock, "wait", wait)
+    text = tiered.good("status", url, "--watch", "--quiet").text
+    assert looks == [5.0, 5.0]
+    assert ("2 brokers;" in text, "3 brokers;" in text, "\x1b" in text) == (True, True, False)
+
+
 def test_the_order_of_brokers():
     def broker(name: str, state: str, **more: int) -> dict[str, Any]:
         plain = {
@@ -242,6 +261,7 @@ def test_the_order_of_brokers():
             "broker": name,
             "state": state,
             "lease": {"host": "h"},
+            "paused": [],
             **plain,
             **more,
         }
