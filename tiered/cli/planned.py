@@ -10,7 +10,7 @@ import contextlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tiered.upkeep.workplace import AnyPlan, PlanDocument, Workplace
 
 Document = dict[str, Any]
+T = TypeVar("T")
 HOUR_MS = 3_600_000
 
 
@@ -94,21 +95,30 @@ def open_workplace(
     return Workplace(store, meter, place, call.clock, random.SystemRandom(), give_up_s)
 
 
+def plan_or_file(
+    options: PlanOptions,
+    make: Callable[[], T],
+    load: Callable[[str], T],
+    save: Callable[[str, T], None],
+) -> T:
+    """The plan of the file that is to be applied, or a new one; saved if that is asked for."""
+    if options.apply and options.plan:
+        raise InvalidError("--plan and --apply contradict each other", do="give one of them")
+    if options.apply and options.apply != "-":
+        return load(options.apply)
+    plan = make()
+    if options.plan:
+        save(options.plan, plan)
+    return plan
+
+
 def get_plan(
     options: PlanOptions, what: str, at: Workplace | JobContext, make: Callable[[], PlanDocument]
 ) -> PlanDocument:
-    """The plan of the file that is to be applied, or a new one; saved if that is asked for."""
+    """As ``plan_or_file``, of plans that are documents."""
     from tiered.upkeep.workplace import load_plan, save_plan
 
-    apply, save = options.apply, options.plan
-    if apply and save:
-        raise InvalidError("--plan and --apply contradict each other", do="give one of them")
-    if apply and apply != "-":
-        return load_plan(apply, what, at.place)
-    plan = make()
-    if save:
-        save_plan(save, plan)
-    return plan
+    return plan_or_file(options, make, lambda path: load_plan(path, what, at.place), save_plan)
 
 
 def typed_plan(

@@ -20,6 +20,7 @@ from tiered.cli.planned import (
     PlanOptions,
     ending_code,
     open_workplace,
+    plan_or_file,
     show_result,
     typed_plan,
 )
@@ -290,21 +291,17 @@ def rebuild(call: Call, options: RebuildOptions) -> int:
 
     if options.index:
         return run_index(call, options)
-    plan_file, apply_file = options.plan, options.apply or ""
-    if plan_file and apply_file not in {"", "-"}:
-        raise InvalidError("--plan and --apply FILE contradict each other", do="give one of them")
     at = open_workplace(
         call, options.url, give_up_s=options.give_up_s, signs=ANY_SIGN, timers=options.timers
     )
-    plan = (
-        _planned(call, at)
-        if apply_file in {"", "-"}
-        else load_rebuild(apply_file, at.place, at.store.url)
+    plan = plan_or_file(
+        options,
+        lambda: _planned(call, at),
+        lambda path: load_rebuild(path, at.place, at.store.url),
+        lambda path, plan: save_rebuild(plan, at.place, at.store.url, path),
     )
-    if plan_file:
-        save_rebuild(plan, at.place, at.store.url, plan_file)
     document = plan_document(plan, at.place, at.store.url)
-    if apply_file and plan.damage:
+    if options.apply and plan.damage:
         is_new = apply_rebuild(
             at, plan, accept_gaps=options.accept_gaps, accept_unread=options.accept_unread
         )
