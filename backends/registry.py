@@ -4,6 +4,7 @@
 URL                       store
 ========================= =====================================================================
 ``file:///folder``        a folder of this machine (percent escapes are decoded)
+``/folder``, ``./folder`` the same, as a path, in which a percent sign is one
 ``s3://bucket/prefix``    an S3-compatible server; which one, says ``S3Options``
 ``memory://name``         memory of this process, shared by all who give the same name
 ``fsspec+scheme://...``   any file system of fsspec
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(.*)$", re.DOTALL)
 _ABSOLUTE = "give a URL like file:///var/tier, s3://bucket/prefix or memory://name"
+_PATH = ("/", "./", "../")
+"""What a path begins with: a bare name may as well be a bucket whose ``s3://`` was forgotten."""
 
 
 def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
@@ -43,9 +47,16 @@ def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
 
     ConfigurationError: the URL names nothing that can be opened, or a library is missing.
     """
+    if is_path(url):
+        return _open_folder(str(Path(url).resolve()))
     match = _SCHEME.match(url)
     if match is None:
-        raise ConfigurationError(f"not a URL: {redacted(url)!r}; {_ABSOLUTE}")
+        do = (
+            f"a folder is written as ./{url} or by its whole path; or {_ABSOLUTE}"
+            if url
+            else _ABSOLUTE
+        )
+        raise ConfigurationError(f"not a URL: {redacted(url)!r}; {do}")
     scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
         return _open_file(rest)
@@ -67,6 +78,20 @@ def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
     return open_fsspec(f"{scheme.removeprefix('fsspec+')}:{rest}")
 
 
+def is_path(url: str) -> bool:
+    """Whether it is a path of this machine, and not a URL."""
+    return url.startswith(_PATH) or url in {".", ".."}
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder that a URL or a path names; None for other stores."""
+    if is_path(url):
+        return Path(url).resolve()
+    if not url.startswith("file:"):
+        return None
+    return Path(unquote("/" + url.removeprefix("file:").removeprefix("//localhost").strip("/")))
+
+
 def redacted(url: str) -> str:
     """The URL for a message: without user, password, query and fragment."""
     return re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*$", "", url, flags=re.DOTALL))
@@ -82,6 +107,10 @@ def _open_file(rest: str) -> LocalFolderStore:
     path = unquote(rest.removeprefix("//"))
     if not path.startswith("/"):
         raise ConfigurationError(f"relative path in file:{rest}; write file:/// and the whole path")
+    return _open_folder(path)
+
+
+def _open_folder(path: str) -> LocalFolderStore:
     if "\0" in path:
         raise ConfigurationError("path has a zero byte")
     return LocalFolderStore("/" + path.strip("/"))

@@ -48,6 +48,8 @@ Data = bytes | memoryview
 class BusyError(StoreUnavailableError):
     """Too much is waiting already. The same read may be asked for later."""
 
+    reason = "busy"
+
 
 class Asked(Future[Data]):
     """The bytes of one range, for one asker. It ends exactly once; ``cancel`` works until then."""

@@ -27,6 +27,7 @@ class TieredStoreError(Exception):
 
     kind: ClassVar[str] = "internal"  # one of the six words of the table above
     exit_code: ClassVar[int] = 70  # what the command line ends with
+    reason: ClassVar[str] = "defect"  # for programs: one of ``tiered.cli.exits.REASONS``
 
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
         """Make an error ``WHAT (WHERE); DO THIS``.
@@ -46,6 +47,7 @@ class ClosedError(TieredStoreError):
     """Used after it was closed."""
 
     kind = "closed"
+    reason = "closed"
 
 
 class FencedError(TieredStoreError):
@@ -53,6 +55,7 @@ class FencedError(TieredStoreError):
 
     kind = "fenced"
     exit_code = 4
+    reason = "fenced"
 
 
 class StoreUnavailableError(TieredStoreError):
@@ -60,6 +63,7 @@ class StoreUnavailableError(TieredStoreError):
 
     kind = "unavailable"
     exit_code = 3
+    reason = "unavailable"
 
 
 class InvalidError(TieredStoreError):
@@ -67,10 +71,13 @@ class InvalidError(TieredStoreError):
 
     kind = "invalid"
     exit_code = 2
+    reason = "invalid"
 
 
 class ExpiredError(InvalidError):
     """What was asked for has expired while it was being read."""
+
+    reason = "expired"
 
     def __init__(self, what: str, next_offset: int, *, where: str = "") -> None:
         super().__init__(what, where=where, do=f"read on from offset {next_offset}")
@@ -82,6 +89,8 @@ class OtherVersionError(InvalidError):
 
     Nobody repairs, rebuilds or collects what is of another version.
     """
+
+    reason = "other_version"
 
     def __init__(self, what: str, *, where: str = "") -> None:
         super().__init__(
@@ -95,6 +104,7 @@ class MovedOnError(InvalidError):
     """A plan that is not carried out, since the tier is not any more what it was made of."""
 
     exit_code = 1
+    reason = "moved_on"
 
 
 class DataError(TieredStoreError):
@@ -102,10 +112,13 @@ class DataError(TieredStoreError):
 
     kind = "data"
     exit_code = 5
+    reason = "damaged"
 
 
 class JournalLostError(DataError):
     """A journal is gone, or has lost its end: what lies beside it tells of more than it does."""
+
+    reason = "journal_lost"
 
 
 class InternalError(TieredStoreError):

@@ -127,7 +127,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_compensated_total", _C, "Batches that compensation read from the local store."),
     Metric(
-        "tiered_sealed_segments_total", _C, "Open segments that were rolled on request (`--seal`)."
+        "tiered_sealed_segments_total",
+        _C,
+        "Open segments that were sealed though nothing came behind them: old or full ones, and on request (`--seal`).",
     ),
     Metric("tiered_compaction_passes_total", _C, "Passes of `attach --compact` over queues."),
     Metric(

@@ -71,6 +71,8 @@ class Filter(Protocol):
 class FilterError(InvalidError):
     """An expression that is none."""
 
+    reason = "filter"
+
     def __init__(self, what: str, expression: str, position: int, *, expected: str = "") -> None:
         before = expression[max(0, position - _EXCERPT_CHARS) : position]
         behind = expression[position : position + _EXCERPT_CHARS]

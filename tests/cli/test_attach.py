@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import until
 
 from tiered.addresses import Address
 from tiered.attach.observe import is_well
@@ -400,6 +401,34 @@ def wait_for_lease(folder: Path) -> Path:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return found[0]
+
+
+def test_a_scheduled_archive_has_something_new_of_quiet_topics(
+    tiered: CommandLine, start: Start, basic: Path, tmp_path: Path
+):
+    """Nothing comes any more, and attach goes on running."""
+    url = f"file://{tmp_path}/tier"
+    process = start("attach", basic, "--to", url, "--segment-age", "1s", "--freshness", "0.2")
+    try:
+        wait_for_lease(tmp_path / "tier")
+
+        def is_sealed() -> bool:
+            ran = tiered("ls", url, "--json")
+            rows = ran.document["queues"] if ran.code == 0 else []
+            held = [row for row in rows if row["messages"]]
+            return sum(row["messages"] for row in held) == 2613 and all(
+                row["sealed_segments"] == row["segments"] for row in held
+            )
+
+        until(is_sealed)
+        plan = tiered.good(
+            "archive", url, "--to", f"file://{tmp_path}/parquet", "--dry-run", "--json"
+        ).document
+        assert sum(task["end"] - task["start"] for task in plan["tasks"]) == 2613
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_who_is_fenced_ends_with_4(start: Start, basic: Path, tmp_path: Path):

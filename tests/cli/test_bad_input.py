@@ -73,7 +73,7 @@ def test_what_is_no_store(kind: str, tiered: CommandLine, basic_tier: str, tmp_p
 
 
 URLS = {
-    "no URL": ("{tmp}/tier", "not a URL"),
+    "a bare name": ("tier", "a folder is written as ./tier"),
     "no bucket": ("s3://", "no bucket"),
     "a host": ("file://host/tier", "write file:///"),
     "relative": ("file:tier", "relative path"),
@@ -92,6 +92,43 @@ def test_what_is_no_url(kind: str, tiered: CommandLine, basic: Path, tmp_path: P
         ran = tiered(*command)
         assert ran.code == 2, ran.err
         assert words in ran.error
+
+
+def test_a_path_is_a_tier(
+    tiered: CommandLine, basic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whole or relative; and it is the same tier as by its URL."""
+    tiered.good("attach", basic, "--to", tmp_path / "a tier", "--once")
+    monkeypatch.chdir(tmp_path / "a tier")
+    by_url = tiered.good("ls", f"file://{tmp_path}/a%20tier", "--json").document
+    for path in (str(tmp_path / "a tier"), ".", "../a tier", "./"):
+        assert tiered.good("ls", path, "--json").document == by_url
+    assert tiered.good("status", ".", "--json").document["url"] == f"file://{tmp_path}/a%20tier"
+    tiered.good("doctor", ".")
+
+
+def test_a_store_where_a_tier_is_wanted_and_the_other_way_round(
+    tiered: CommandLine, basic: Path, basic_tier: str, unpacked: Unpack, tmp_path: Path
+):
+    for command in ("status", "ls", "verify", "gc", "lease"):
+        ran = tiered(command, basic)
+        assert ran.code == 2
+        assert ran.error.startswith(
+            f"this is a RocketMQ broker's store, not a tier (file://{basic})"
+        )
+    folder = basic_tier.removeprefix("file://")
+    for command in (
+        ("attach", folder, "--to", tmp_path / "new", "--once"),
+        ("store", "tail", folder),
+    ):
+        ran = tiered(*command)
+        assert ran.code == 2
+        assert "this is a tier, and a broker's store is wanted here" in ran.error
+    other = unpacked("s01-basic")
+    before = sorted(other.rglob("*"))
+    ran = tiered("attach", basic, "--to", other, "--once")
+    assert (ran.code, "the tier would lie in a RocketMQ broker's store" in ran.error) == (2, True)
+    assert sorted(other.rglob("*")) == before
 
 
 def test_a_prefix_that_leaves_no_room_for_keys(tiered: CommandLine, basic: Path, tmp_path: Path):

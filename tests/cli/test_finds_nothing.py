@@ -177,7 +177,11 @@ def test_an_error_of_a_listing_names_no_key(tiered: CommandLine, s3_environment:
 
 def test_a_wrong_url_is_told_before_anything_is_waited_for(tiered: CommandLine, tmp_path: Path):
     """A follower would wait for the broker's names, or for its first file."""
-    for url, words in (("nowhere", "not a URL"), (f"file://{tmp_path}/in", "inside the broker")):
+    for url, words in (
+        ("nowhere", "not a URL"),
+        (f"file://{tmp_path}/in", "inside the broker"),
+        (f"{tmp_path}/in", "inside the broker"),
+    ):
         ran = tiered("attach", tmp_path, "--to", url)
         assert ran.code == 2
         assert words in ran.error

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from support.command_line import CommandLine
+from support.tiers import TierBuilder
 
+from backends.registry import open_store
 from tiered import __version__
+from tiered.api.broker_place import Place
 from tiered.cli.frame import Program, program
 
 HEAVY = {"numpy", "rich", "boto3", "botocore", "obstore", "fsspec", "s3fs", "lz4"}
@@ -118,6 +122,48 @@ def test_completion_answers_a_shell():
         check=False,
     )
     assert run.stdout.split() == ["plain,attach"]
+
+
+def completed(*words: str, shell: str = "bash") -> list[str]:
+    """What a shell is answered for the last word."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tiered"],
+        env={
+            "_TIERED_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": " ".join(("tiered", *words)),
+            "COMP_CWORD": words[-1] if shell == "fish" else str(len(words)),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stderr == ""
+    return run.stdout.split()
+
+
+def test_topics_and_brokers_are_completed(tmp_path: Path):
+    store = open_store(f"{tmp_path}")
+    for name in ("east-1", "east-2"):
+        TierBuilder(store, prefix=Place("c", name).prefix).add([b"x"])
+    url = str(tmp_path)
+    assert completed("lease", url, "--broker", "ea") == ["plain,east-1", "plain,east-2"]
+    assert completed("verify", url, "--brokers", "west,east-1") == ["plain,west,east-1"]
+    assert completed("ls", url, "--cluster", "") == ["plain,c"]
+    assert completed("cat", url, "t") == [], "of which broker?"
+    assert completed("cat", "--broker", "east-1", url, "t") == ["plain,topic-ä"]
+    assert completed("--broker", "east-1", "pause", url, "") == ["plain,topic-ä"]
+    for words in (("cat", f"{url}/nothing", "t"), ("cat", "s3://", "t"), ("cat", "frob://x", "t")):
+        assert completed(*words) == []
+    assert completed("verify", "/tm") == ["dir,/tm"]
+
+
+def test_topics_of_a_broker_are_completed(tiered: CommandLine, tmp_path: Path):
+    tiered.good("store", "create", tmp_path / "store")
+    put = '{"topic": "orders", "queue_id": 0, "properties": {}, "body_base64": ""}'
+    (tmp_path / "one").write_text(put)
+    tiered.good("store", "put", tmp_path / "store", tmp_path / "one")
+    found = completed("attach", str(tmp_path / "store"), "--topics", "or")
+    assert found == ["plain,orders"]
 
 
 def imported(*arguments: str) -> set[str]:

@@ -252,7 +252,7 @@ def test_a_bundle_whose_table_is_damaged_needs_a_person(tiered: CommandLine, cop
     assert (planned.code, planned.out) == (1, b"")
     assert f"{bundle.name}: the bundle's table is damaged" in planned.err
     refused = tiered("rebuild", url, "--apply", "-", "--json")
-    assert (refused.code, refused.out) == (2, b"")
+    assert (refused.code, refused.document["error"]["reason"]) == (2, "invalid")
     assert "--accept-unread" in refused.err
     assert not journal_of_exists(copied)
     done = tiered("rebuild", url, "--apply", "-", "--accept-unread", "--json")

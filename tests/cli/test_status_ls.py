@@ -31,7 +31,15 @@ from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key
 from tiered.log.state import Incarnation, Parts, Segment, TierMachine, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
-from tiered.upkeep.status import read_status, status_document
+from tiered.upkeep.status import (
+    DECOMMISSIONED,
+    NO_WRITER,
+    STOPPED,
+    WRITING,
+    read_status,
+    status_document,
+    worst_first,
+)
 
 if TYPE_CHECKING:
     from support.captures import InTopic
@@ -185,17 +193,91 @@ def test_of_several_brokers_one_that_cannot_be_read_hides_no_other(  # noqa: PLR
     ran = tiered("status", url, "-o", form)
     assert ran.code == code
     said = ran.out.decode() + ran.err
-    assert "c/b" in said or form == "json"
+    assert "c/b" in said or form != "csv"
     assert state in said
     assert entry.rsplit("/", 1)[1] in said
     if form == "json":
         document = json.loads(ran.out)
         assert [one["broker"] for one in document["brokers"]] == ["a"]
         assert [(one["broker"], one["state"]) for one in document["unread"]] == [("b", state)]
-    else:
-        assert "c/a" in said or form == "csv"
+    elif form == "table":
+        assert ran.text.splitlines()[1].startswith(state)
+        assert ran.text.splitlines()[2].startswith("stopped")
     alone = tiered("status", url, "--broker", "b")
     assert alone.code == code
+
+
+def test_of_several_brokers_a_line_each_the_worst_first(tiered: CommandLine, tmp_path: Path):
+    url, entry = two_brokers(tmp_path)
+    TierBuilder(open_store(url), prefix=Place("c", "c").prefix).add([b"x"])
+    Path(entry).chmod(0o644)
+    Path(entry).write_bytes(b"damaged")
+    ran = tiered("status", url)
+    assert ran.code == 5
+    lines = ran.text.splitlines()
+    assert [line.split()[2] for line in lines[1:4]] == ["b", "a", "c"]
+    assert lines[1].startswith("damaged")
+    assert lines[-1] == "3 brokers; --cluster and --broker show one of them"
+    assert tiered.good("status", url, "--brokers", "a,c").text.count("stopped") == 2
+    assert "contents" in tiered.good("status", url, "--brokers", "c/c").text
+    assert "contents" in tiered.good("status", url, "--broker", "a").text
+    ran = tiered("status", url, "--brokers", "nobody")
+    assert (ran.code, "there is no tier here" in ran.error) == (2, True)
+    ran = tiered("status", url, "--watch", "--json")
+    assert (ran.code, "--watch is for people" in ran.error) == (2, True)
+
+
+def test_watch_shows_it_again_until_it_is_told_to_stop(
+    tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What comes meanwhile is seen; a signal ends it as it ends any command."""
+    url, _ = two_brokers(tmp_path)
+    looks: list[float] = []
+
+    def wait(_stop: object, seconds: float) -> bool:
+        looks.append(seconds)
+        if len(looks) == 1:
+            TierBuilder(open_store(url), prefix=Place("c", "late").prefix).add([b"x"])
+        return len(looks) == 2
+
+    monkeypatch.setattr(tiered.clock, "wait", wait)
+    text = tiered.good("status", url, "--watch", "--quiet").text
+    assert looks == [5.0, 5.0]
+    assert ("2 brokers;" in text, "3 brokers;" in text, "\x1b" in text) == (True, True, False)
+
+
+def test_the_order_of_brokers():
+    def broker(name: str, state: str, **more: int) -> dict[str, Any]:
+        plain = {
+            "queue_count": 1,
+            "messages": 1,
+            "size_bytes": 1,
+            "gaps": 0,
+            "quarantined": 0,
+            "updated_ms": 5,
+        }
+        return {
+            "cluster": "c",
+            "broker": name,
+            "state": state,
+            "lease": {"host": "h"},
+            "paused": [],
+            **plain,
+            **more,
+        }
+
+    brokers = [
+        broker("gone", DECOMMISSIONED), broker("fine", WRITING), broker("older", WRITING, updated_ms=4),
+        broker("gap", WRITING, gaps=1), broker("stopped", STOPPED), broker("dead", NO_WRITER),
+        broker("lost", WRITING, quarantined=1),
+    ]  # fmt: skip
+    unread = [
+        {"cluster": "c", "broker": name, "state": "x", "reason": "", "exit_code": code}
+        for name, code in (("other version", 2), ("damaged", 5))
+    ]
+    assert [row["broker"] for row in worst_first(brokers, unread)] == [
+        "damaged", "other version", "lost", "dead", "stopped", "gap", "older", "fine", "gone",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

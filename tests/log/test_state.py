@@ -388,3 +388,27 @@ def test_the_form_of_a_checkpoint_is_fixed():
     }  # fmt: skip
     assert (columns["bundles"], columns["count"]) == ([["b0", 1308]], 1)
     assert list(decode_columns(columns)) == [part(0, 0)]
+
+
+# -- pauses -------------------------------------------------------------------------------------
+
+
+def pause(topic: str, *, is_paused: bool = True) -> Action:
+    return {"do": "pause", "topic": topic, "is_paused": is_paused}
+
+
+def test_a_topic_is_paused_by_anybody_once_and_goes_on():
+    state = replay([EPOCH], [pause("a"), pause("b")], [pause("a")], epochs=[1, 0, 1])
+    assert [(one.topic, one.since_ms) for one in state.paused] == [("a", 1002), ("b", 1002)]
+    assert state.paused_topics == {"a", "b"}
+    assert MACHINE.load(json.loads(json_text(MACHINE.dump(state)))) == state
+    state = MACHINE.apply(state, Entry(4, 0, "ffffffff", 1, [pause("a", is_paused=False)]))
+    assert state.paused_topics == {"b"}
+    state = MACHINE.apply(state, Entry(5, 7, "ffffffff", 1, [pause("b", is_paused=False)]))
+    assert state.paused_topics == {"b"}, "of a writer that is none"
+
+
+def test_where_nothing_is_paused_a_checkpoint_is_as_versions_before_have_it():
+    state = replay([EPOCH], [pause("a")], [pause("a", is_paused=False)])
+    assert "paused" not in MACHINE.dump(state)
+    assert MACHINE.dump(replay([EPOCH], [pause("a")]))["paused"] == [["a", 1002]]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import captures, oracle
+from support import captures, command_line, oracle
 from support.mounts import Client, MountProcess, tier_of
 from support.oracle import Consumer, admin
 from support.waiting import until

@@ -75,6 +75,7 @@ def check_end(world: World) -> None:
     if isinstance(world.broker, KafkaBroker):
         check_lineage(world, world.broker)
     _check_expiry(world, reader.state)
+    require(reader.state.paused_topics == world.history.paused, "who is paused")
     local = world.broker if world.is_thorough else None
     if world.persons:
         _check_keys(world, reader.state)

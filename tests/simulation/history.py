@@ -49,7 +49,7 @@ FOREIGN = (
 )  # fmt: skip
 """Keys that are not the tier's: nothing may stop because of them, and nobody deletes them."""
 _ITEM = struct.Struct(">qiq")
-_OF_GUESTS = {"merge", "expire", "compacted"}
+_OF_GUESTS = {"merge", "expire", "compacted", "pause"}
 """What others than the present writer may say, under no epoch."""
 _BY_A_PERSON = "a person "
 """How the reasons begin of what a person has decided."""
@@ -148,6 +148,7 @@ class History:
         self._unnamed_s: dict[str, float] = {}
         self.strays: set[int] = set()
         self.refused = 0
+        self.paused: set[str] = set()
         self.met: Counter[str] = Counter()
         self.compacted: dict[tuple[str, int, int], set[int]] = {}
         self.asked: dict[QueueKey, set[int]] = {}
@@ -209,6 +210,8 @@ class History:
                 self._index(action)
             elif what == "lineage":
                 self._lineage(action)
+            elif what == "pause":
+                (self.paused.add if action["is_paused"] else self.paused.discard)(action["topic"])
             else:
                 require(what == "meta", f"history does not know the action {what!r}")
 

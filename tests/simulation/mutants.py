@@ -383,6 +383,15 @@ def _merge_ends_the_segment() -> Patches:
     return [mock.patch.object(merge, "_with_part", sealed)]
 
 
+def _resumed_and_not_caught_up() -> Patches:
+    """What came to a topic while it was paused is left to what comes next."""
+
+    def forgets(self: TieredDispatcher) -> None:
+        self._passed = replace(self._passed, paused=self._journal.state.paused_topics)
+
+    return [mock.patch.object(TieredDispatcher, "_obey_pauses", forgets)]
+
+
 def _memory_not_given_back() -> Patches:
     stored = GroupCommitter._stored
 
@@ -770,6 +779,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a cut part merged from its section's beginning": _cut_part_from_its_beginning,
     "a merge ends the open segment": _merge_ends_the_segment,
     "gc of a bundle of which a part is still named": _gc_of_what_is_named_in_part,
+    "a topic that goes on is left to what comes next": _resumed_and_not_caught_up,
     "memory not given back": _memory_not_given_back,
     "gc without grace": _gc_without_grace,
     "gc of the running epoch's objects": _gc_of_the_present_epoch,

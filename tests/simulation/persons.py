@@ -1,4 +1,5 @@
-"""What a person does to a tier in the simulation: takes a queue's end back, breaks a lease, erases, makes the index again.
+"""What a person does to a tier in the simulation: takes a queue's end back, breaks a lease, erases, makes the index again,
+pauses a topic and has it go on.
 
 Each is the real plan and the real execution, by a process that can be killed, stopped and overtaken like any other. What a
 person has asked for is written down beforehand, so that history can hold what was done against it.
@@ -13,10 +14,11 @@ from tiered.model import MessageQueue
 from tiered.upkeep.erase import apply_erasure
 from tiered.upkeep.expire import apply_steps, apply_truncate, plan_expire, plan_truncate
 from tiered.upkeep.gc import apply_gc, plan_gc
+from tiered.upkeep.pause import set_paused
 from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
 from tiered.upkeep.workplace import break_lease
 
-DEEDS = ("truncate", "break", "erase", "index")
+DEEDS = ("truncate", "break", "erase", "index", "pause")
 """What a person can do."""
 
 
@@ -29,6 +31,8 @@ class Person(Reclaimer):
             "break": self._break,
             "erase": self._erase,
             "index": self._index,
+            "pause": self._pause,
+            "resume": self._resume,
         }
         deeds[self._what]()
 
@@ -53,6 +57,21 @@ class Person(Reclaimer):
             history.asked.setdefault(queue, set()).add(end)
             done = apply_truncate(self._at, plan)
             self.world.count("truncated by a person", int(done["steps"]))
+
+    def _pause(self) -> None:
+        """A topic that is paused goes on, as likely as one that is not is paused."""
+        history = self.world.history
+        topics = sorted({topic for topic, _ in history.queues})
+        if history.paused and self._rng.random() < 0.5:
+            self._resume()
+        elif topics and not self.world.is_ending:
+            done = set_paused(self._at, self._rng.choice(topics), is_paused=True)
+            self.world.count("paused", int(done["is_changed"]))
+
+    def _resume(self) -> None:
+        for topic in sorted(self.world.history.paused):
+            done = set_paused(self._at, topic, is_paused=False)
+            self.world.count("resumed", int(done["is_changed"]))
 
     def _break(self) -> None:
         if break_lease(self._at.store, self._at.prefix, self._at.clock, breaker=self._at.new_id()):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DISPATCH = DispatchSettings(
     freshness_s=1.0, bundle_bytes=1500, buffer_bytes_max=12_000, window_bytes=3000, uploads_max=2,
-    segment_bytes_max=4000, segment_age_hours_max=0.005, poll_s=0.5, backoff_s_max=4.0,
+    segment_bytes_max=4000, segment_age_s_max=18.0, poll_s=0.5, backoff_s_max=4.0,
     compression=None,
 )  # fmt: skip
 _LATENCY_S = 0.04

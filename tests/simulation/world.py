@@ -210,7 +210,7 @@ class World:
         self._unhealthy = self._choose_rules()
         self._operations = self._choose_operations()
         self.is_calm = rng.random() < _CALM
-        self._traps, self._is_ending = _Traps(lags=rng.random() < _LAGS), False
+        self._traps, self.is_ending = _Traps(lags=rng.random() < _LAGS), False
         self._since_s = self._outage_until_s = 0.0
         self._last: Process | None = None
         self._survivor: Process | None = None
@@ -440,7 +440,7 @@ class World:
 
     def _reclaim(self, what: str = "") -> None:
         """Expiry, gc or the deletion of a topic, whose plans may be old, and which may take an epoch."""
-        kind = Person if what in DEEDS else Reclaimer
+        kind = Person if what in {*DEEDS, "resume"} else Reclaimer
         reclaimer = kind(self, len(self.reclaimers), what)
         for process in self._alive():
             process.has_rivals = True
@@ -525,7 +525,7 @@ class World:
 
     def _spring(self) -> None:
         """A writer sleeps over an entry until others have used its number, and a collector has deleted that."""
-        if self._traps.asleep is None or self._is_ending:
+        if self._traps.asleep is None or self.is_ending:
             return
         process, key = self._traps.asleep
         if process.dead:
@@ -759,12 +759,14 @@ class World:
         """Heal, end everybody, have one more writer bring the tier level, and wait for it."""
         scheduler = self.scheduler
         scheduler.next_operation_s = scheduler.now_s + 1.0
-        if not self._is_ending:
-            self._is_ending, self._since_s = True, scheduler.now_s
+        if not self.is_ending:
+            self.is_ending, self._since_s = True, scheduler.now_s
             self._ambush = self._drama = self.spite = self.broker.greed = self.broker.bustle = 0.0
             self._heal(())
             self._land(1)
             self._end_all()
+        if self.history.paused and all(one.dead or one.ended for one in self.reclaimers):
+            self._reclaim("resume")
         if self._survivor is not None:
             if self._survivor.ended or self._is_level():
                 self.count("level without a restart", not self._survivor.ended)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backends.lazy_dataclass import dataclass
-from backends.registry import probe
+from backends.registry import folder_of, probe
 from tiered.errors import InvalidError
 from tiered.keys import (
     DATA_ROOTS,
@@ -229,8 +229,17 @@ def choose_place(
 
 
 def no_tier(store: ObjectStore) -> InvalidError:
-    """There is none; timers alone are said to be there."""
-    if find_places(store, (TIMER + JOURNAL,)):
+    """There is none; timers alone are said to be there, and a broker's store whose path was given."""
+    from tiered.local.sources import kind_of  # noqa: PLC0415 (start-up loads only what is needed)
+
+    folder = folder_of(store.url)
+    kind = kind_of(str(folder)) if folder else None
+    if kind:
+        what, do = (
+            f"this is {kind}, not a tier",
+            "give the tier's URL; `tiered attach` makes a tier of it",
+        )
+    elif find_places(store, (TIMER + JOURNAL,)):
         what, do = "there are timers here, and no topics", "`tiered timer ls URL` lists them"
     else:
         what, do = "there is no tier here", "check the URL; `tiered attach` makes a tier"

@@ -18,14 +18,14 @@ import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from backends.local_files import LOST_AND_FOUND
+from backends.registry import folder_of
 from tiered.api.broker_place import Place, find_places, require_fitting
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.layout import BATCH_DIRECTORY, LOG_DIRECTORY, QUEUE_DIRECTORY
 from tiered.local.rocketmq import RocketMQOptions
-from tiered.local.sources import folders_of, open_store
+from tiered.local.sources import folders_of, kind_of, open_store
 
 if TYPE_CHECKING:
     import threading
@@ -153,10 +153,11 @@ def _is_bare(directory: str) -> bool:
 
 def require_apart(directory: str, url: str) -> None:
     """Refuse a tier inside the store directory, in which nothing is ever written (I10), or where its links lead."""
-    if not url.startswith("file://"):
+    named = folder_of(url)
+    if named is None:
         return
     stores = [Path(folder).resolve() for folder in folders_of(directory)]
-    tier = Path(unquote(url.removeprefix("file://"))).resolve()
+    tier = named.resolve()
     folders = [
         *stores,
         *(Path(os.path.realpath(one / name)) for one in stores for name in _FOLDERS),
@@ -167,6 +168,9 @@ def require_apart(directory: str, url: str) -> None:
             where=str(tier),
             do="choose a folder outside of it",
         )
+    if kind := kind_of(str(tier)):
+        what = f"the tier would lie in {kind}"
+        raise InvalidError(what, where=str(tier), do="choose a folder of its own")
 
 
 def is_nameless(local: LocalStore) -> bool:

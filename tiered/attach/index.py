@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backends.errors import AlreadyExistsError, BackendError
@@ -69,7 +70,7 @@ class IndexThread:
     ) -> None:
         """Wire it; ``run`` is the body of the thread."""
         self._feed = KeyFeed(clock)
-        throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
+        self._throttle = throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._builder = IndexBuilder(
             store, prefix, next_id, directory=settings.directory, pace=throttle.take
         )
@@ -94,6 +95,11 @@ class IndexThread:
         self.failures = 0  # tries that failed
         # Objects that did not fit the state any more when the journal was to name them.
         self.refused = 0
+
+    def reconfigure(self, settings: IndexSettings) -> None:
+        """Go on at another pace, and with another age of objects."""
+        self._settings = replace(self._settings, age_s=settings.age_s)
+        self._throttle.set_rate(settings.upload_rate_bytes_s)
 
     @property
     def damaged(self) -> int:

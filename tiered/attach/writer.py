@@ -217,7 +217,7 @@ class Attachment:
             local=self.local,
             settings=self._settings.dispatch,
             start=self._start_of,
-            selects=lambda queue: self.selects(queue.topic),
+            selects=self._queue_selects(),
             escapes_case=not able.distinguishes_case,
             clock=self._clock,
             rng=self._rng,
@@ -435,6 +435,28 @@ class Attachment:
     def epoch(self) -> int:
         """Number of our epoch."""
         return self._journal.epoch
+
+    def reconfigure(self, settings: AttachSettings) -> None:
+        """Go on with what of other settings can change while it runs: topics, rates, ages, compression. From any thread."""
+        self._settings = replace(
+            self._settings,
+            selects=settings.selects,
+            dispatch=self._settings.dispatch.while_running(settings.dispatch),
+        )
+        if self.dispatcher is not None:
+            self.dispatcher.reconfigure(self._settings.dispatch, self._queue_selects())
+        if self.index is not None and settings.index is not None:
+            self.index.reconfigure(settings.index)
+
+    def _queue_selects(self) -> Callable[[MessageQueue], bool]:
+        """Which queues are tiered, by the settings of now."""
+        selects = self._settings.selects
+        return lambda queue: queue.topic not in TIMER_TOPICS and selects(queue.topic)
+
+    @property
+    def paused_topics(self) -> frozenset[str]:
+        """Topics of which nothing is taken just now."""
+        return self._journal.state.paused_topics
 
     def selects(self, topic: str) -> bool:
         """Whether a topic is tiered. Timers have a place of their own."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.lazy_dataclass import dataclass
+from backends.registry import folder_of
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.errors import InvalidError
 
@@ -163,9 +164,8 @@ def _copy_range(source: int, target: int, low: int, high: int) -> None:
 
 def _beside(url: str) -> str | None:
     """A folder on the file system of a tier in a folder; None: the one for temporary files."""
-    if not url.startswith("file://"):
-        return None
-    return next((str(p) for p in Path(url.removeprefix("file://")).parents if p.is_dir()), None)
+    folder = folder_of(url)
+    return next((str(p) for p in folder.parents if p.is_dir()), None) if folder else None
 
 
 def _base(path: Path) -> int:

@@ -9,7 +9,7 @@ import os
 import random
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from backends.lazy_dataclass import dataclass
 from backends.local_files import is_full, read_regular
@@ -21,7 +21,7 @@ from tiered.cli.output import picked, show
 from tiered.cli.planned import (
     HOUR_MS,
     Document,
-    PlanOptions,
+    FleetPlanOptions,
     ending_code,
     get_plan,
     open_workplace,
@@ -93,8 +93,13 @@ class SparkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchiveOptions(PlanOptions, SparkOptions):
+class ArchiveOptions(FleetPlanOptions, SparkOptions):
     """What ``tiered archive`` can be told."""
+
+    brokers_at_once: ClassVar = (
+        1  # one takes all processors, and the archive's log has one writer at a time
+    )
+    broker_columns: ClassVar = ("segments", "files", "rows", "size_bytes")
 
     to: str = required("URL of the archive", kinds.Kind("URL", kinds.parquet_name))
     engine: str = option(
@@ -193,6 +198,10 @@ class ArchiveOptions(PlanOptions, SparkOptions):
         "archive nothing: make files again from the tier that are lost or cut, and with --verify those that are damaged;"
         " plan, then apply"
     )
+
+    def of_one_broker(self) -> list[str]:
+        """The figures of one run are one file."""
+        return [*super().of_one_broker(), *(["metrics-file"] if self.metrics_file else [])]
 
 
 @command("archive", ArchiveOptions)
@@ -312,7 +321,11 @@ def open_context(call: Call, options: ArchiveOptions) -> JobContext:
     tier = call.objects(options.url, give_up_s=give_up_s)
     place = choose_place(tier, call.common.cluster, call.common.broker)
     bare, archive = call.both(options.to, give_up_s=give_up_s)
-    takes, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
+    named, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
+
+    def takes(topic: str) -> bool:
+        return named(topic) and bool(call.rules.get(topic, "archive", True))
+
     isolation = Isolation(options.isolation) if options.isolation else None
     return JobContext(
         tier, place, archive, bare, call.clock, rng, takes, wishes, isolation, give_up_s

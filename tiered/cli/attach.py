@@ -16,6 +16,7 @@ from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, required, several
 from tiered.cli.output import picked, show
+from tiered.cli.reload import hold_hangups, on_hangup
 from tiered.cli.serve import (
     NICENESS_MAX,
     ServingOptions,
@@ -31,13 +32,14 @@ from tiered.cli.values import Moment, counted, few, format_size, topic_filter, u
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tiered.addresses import Address
     from tiered.attach.decommission import Decommissioned
     from tiered.attach.settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
+    from tiered.dispatch.settings import Compression
     from tiered.local.interface import StoreReport
     from tiered.upkeep.compact_thread import CompactionThread
 
@@ -129,7 +131,12 @@ class AttachOptions(ServingOptions):
         default=16 * _MIB,
     )
     segment_size_bytes: int = option(
-        "bytes at which a segment is rolled", kinds.SIZE, default=1024 * _MIB
+        "bytes at which a segment is sealed", kinds.SIZE, default=1024 * _MIB
+    )
+    segment_age_s: float = option(
+        "age at which a segment is sealed, also when its queue is quiet; only sealed segments are archived and expire",
+        kinds.DURATION_S,
+        default=86_400.0,
     )
     buffer_size_bytes: int = option(
         "bytes of records held in memory, at most", kinds.SIZE, default=128 * _MIB
@@ -205,6 +212,8 @@ def run(call: Call, options: AttachOptions) -> int:
 
     settings = read_settings(call, options)
     behave(options.nice)
+    if not options.ends_by_itself:
+        hold_hangups(call)
     stopping = threading.Event()
     stopper = Stopper(call.watch, stopping.set, seconds=settings.drain_s)
     with stopper:
@@ -260,6 +269,7 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
         with contextlib.ExitStack() as stack:
             compaction = compacting(call, options, attachment, stack)
             stack.enter_context(observed(call, options, attachment, compaction))
+            stack.enter_context(reloaded(call, options, attachment))
             stack.enter_context(progress)
             result = attachment.run(once=is_once, seal=options.seals, merge=options.merge)
             handover = hand_over(options, attachment)
@@ -271,6 +281,28 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
     is_drained = attachment.close()
     seconds = call.clock.monotonic_s() - began_s
     return Ending(result, report, missed, is_drained, seconds, handover)
+
+
+RELOADED = frozenset(
+    {
+        *("topics", "exclude", "freshness_s", "segment_size_bytes", "segment_age_s", "index_age_s"),
+        *("max_upload_rate_bytes_s", "max_read_rate_bytes_s", "compress"),
+    }
+)
+"""Fields of ``AttachOptions`` that count at once when the configuration file is read again."""
+
+
+def reloaded(
+    call: Call, options: AttachOptions, attachment: Attachment
+) -> contextlib.AbstractContextManager[None]:
+    """Reads the configuration file again on SIGHUP."""
+    if options.ends_by_itself:
+        return contextlib.nullcontext()
+
+    def apply(again: Call, new: AttachOptions) -> None:
+        attachment.reconfigure(read_settings(again, new))
+
+    return on_hangup(call, options, RELOADED, apply)
 
 
 def hand_over(options: AttachOptions, attachment: Attachment) -> Decommissioned | None:
@@ -313,12 +345,17 @@ def compacting(
     at = Workplace(
         store, meter, attachment.place, call.clock, random.SystemRandom(), options.give_up_s
     )
-    selects = topic_filter(options.topics, options.exclude)
 
     def topics() -> Iterable[str]:
         if attachment.dispatcher is None:
             return ()  # who only stands by for the writer leaves it to him: they would do the same work, and one wins
-        return filter(selects, read_topics(options.store).compacted)
+        there = read_topics(options.store)
+        return (
+            topic
+            for topic in there.names or there.compacted
+            if attachment.selects(topic)
+            and call.rules.get(topic, "compact", topic in there.compacted)
+        )
 
     settings = CompactSettings(compression=kinds.compression_of(options.compress))
     thread = CompactionThread(at, settings, topics, options.compact_interval_ms / 1000)
@@ -373,7 +410,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
         drain_s=options.drain_s,
         give_up_s=options.give_up_s,
         start=begin.ms(call.clock.now_ms()) if isinstance(begin, Moment) else begin,
-        selects=topic_filter(options.topics, options.exclude),
+        selects=selection(call, options),
         timers_near_ms=options.near_ms if options.timers else None,
         after_handover=after_handover,
         rocketmq_only=rocketmq_only(options),
@@ -384,12 +421,30 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
             buffer_bytes_max=options.buffer_size_bytes,
             uploads_max=options.uploads,
             segment_bytes_max=options.segment_size_bytes,
+            segment_age_s_max=options.segment_age_s,
             read_rate_bytes_s=options.max_read_rate_bytes_s,
             upload_rate_bytes_s=options.max_upload_rate_bytes_s,
             compression=kinds.compression_of(options.compress),
+            compression_of=compression_rules(call, options),
+            pauses=lambda topic: bool(call.rules.get(topic, "pause")),
         ),
         index=index_settings(options),
     )
+
+
+def selection(call: Call, options: AttachOptions) -> Callable[[str], bool]:
+    """Which topics are tiered, by the options and the rules of the configuration file."""
+    named = topic_filter(options.topics, options.exclude)
+    return lambda topic: named(topic) and call.rules.get(topic, "include", True) is True
+
+
+def compression_rules(
+    call: Call, options: AttachOptions
+) -> Callable[[str], Compression | None] | None:
+    """How merging compresses a topic; None: no rule says anything of it."""
+    if not any("compress" in said for _, said in call.rules.rows):
+        return None
+    return lambda topic: kinds.compression_of(call.rules.get(topic, "compress", options.compress))
 
 
 def rocketmq_only(options: AttachOptions) -> tuple[str, ...]:
@@ -473,6 +528,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "timers": follower and {**asdict(follower.total), "error": follower.error},
         "decommission": ending.handover and decommissioned(ending.handover),
         "unmatched_topics": list(ending.unmatched),
+        "paused_topics": sorted(attachment.paused_topics),
         **picked(report, "torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
         "left_out": [picked(left, "name", "reason") for left in report.left_out],
         "notes": list(report.notes),
@@ -578,6 +634,10 @@ def lines(document: dict[str, Any]) -> list[str]:
         if document[name]
     ]
     found += [f"tiered: no topic matches --topics {glob}" for glob in document["unmatched_topics"]]
+    found += [
+        f"tiered: {topic} is paused: nothing of it was tiered (`tiered resume` goes on)"
+        for topic in document["paused_topics"]
+    ]
     reasons: dict[str, list[str]] = {}
     for left in document["left_out"]:
         reasons.setdefault(left["reason"], []).append(left["name"])

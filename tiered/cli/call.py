@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.options import Setting, Shape, custom, flag, option, several
+from tiered.cli.rules import TopicRules
 from tiered.cli.signals import SignalWatch
 from tiered.cli.values import Moment, is_glob, unmatched
 from tiered.clock import Clock, SystemClock
@@ -17,7 +18,8 @@ from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from typing import BinaryIO
+
+    from typing_extensions import Buffer
 
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
@@ -97,6 +99,31 @@ class CommonOptions:
     debug: bool = flag("log everything, and show tracebacks")
 
 
+class Results:
+    """Where results go: this process's stdout. Knows whether any did."""
+
+    def __init__(self) -> None:
+        self.has_any = False
+
+    def write(self, data: bytes) -> int:
+        """Write some."""
+        self.has_any = True
+        return sys.stdout.buffer.write(data)
+
+    def writelines(self, some: Iterable[Buffer]) -> None:
+        """Write many."""
+        self.has_any = True
+        sys.stdout.buffer.writelines(some)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        sys.stdout.buffer.flush()
+
+    def isatty(self) -> bool:
+        """Whether people look at it."""
+        return sys.stdout.isatty()
+
+
 @dataclass(slots=True)
 class Surroundings:
     """What a program meets when it is started; tests bring their own."""
@@ -106,6 +133,8 @@ class Surroundings:
     watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
     debug: bool = False  # whether a defect shows its traceback; set once the settings are known
     log_format: str = ""  # of what goes to stderr; "" until the settings are known
+    form: str = ""  # of results; likewise
+    stdout: Results = field(default_factory=Results)  # where results go
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +148,14 @@ class Call:
     """The value of each setting that was looked at and where it came from, by key."""
     clock: Clock  # time
     watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
+    stdout: Results = field(default_factory=Results)  # where results go
+    rules: TopicRules = field(
+        default_factory=TopicRules
+    )  # what the configuration file says of topics
+    reread: Callable[[], tuple[Mapping[str, SettingInForce], TopicRules]] | None = None
+    """Reads that file again, and says what rules then; None: the command was started without one."""
+    speaks_for: str = ""
+    """One of several brokers that the command is called for: what it says begins with the name, and it shows no progress."""
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closes what the command has opened, when it ends."""
 
@@ -157,15 +194,12 @@ class Call:
             )
         return "json"
 
-    @property
-    def stdout(self) -> BinaryIO:
-        """Where results go."""
-        return sys.stdout.buffer
-
     def say(self, text: str, *, level: str = "info") -> None:
         """A line for people on stderr, unless ``--quiet``."""
         from tiered.cli.stderr import write_line
 
+        if self.speaks_for:
+            text = f"tiered: {self.speaks_for}: {text.removeprefix('tiered: ')}"
         if not self.common.quiet:
             write_line(self.common.log_format, self.clock.now_ms(), level, text)
 
@@ -173,8 +207,9 @@ class Call:
         """Shows how far ``what`` is while a ``with`` block runs, unless ``--quiet``; see ``Progress``."""
         from tiered.cli.stderr import Progress
 
-        quiet, form = self.common.quiet, self.common.log_format
-        return Progress(what, ask, clock=self.clock, is_quiet=quiet, form=form)
+        is_quiet = self.common.quiet or bool(self.speaks_for)
+        form = self.common.log_format
+        return Progress(what, ask, clock=self.clock, is_quiet=is_quiet, form=form)
 
     def s3_options(self) -> S3Options:
         """How to reach S3."""

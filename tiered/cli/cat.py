@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fetcher.filters import Filter
     from tiered.api.open_tier import OpenTier
-    from tiered.cli.call import Call
+    from tiered.cli.call import Call, Results
     from tiered.log.cursor import QueueCursor
     from tiered.log.messages import Numbers
     from tiered.log.parts import Gap
@@ -290,7 +290,7 @@ class Printer:
     """Writes what is wanted of one queue after another."""
 
     wish: PrintWish  # what
-    out: BinaryIO  # where to
+    out: Results  # where to
     left: int | None  # how many messages may still be written; None for all
     source: OpenTier  # reads ahead
     say: Callable[[str], None] = lambda _: None  # is told what is passed over, for people

@@ -128,7 +128,7 @@ def run(call: Call, options: CompactOptions) -> int:
             CompactPlan,
             "compact",
             at,
-            lambda: compactor.plan(_topics(call, options, partial(_tiered, at))),
+            lambda: compactor.plan(_topics(call, options, at, partial(_tiered, at))),
         )
         _require_same(options, plan)
         if options.apply and plan.steps:
@@ -166,7 +166,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
     rows = []
     at = open_workplace(call, options.url, give_up_s=options.give_up_s)
     archive = call.objects(url, give_up_s=options.give_up_s)
-    for topic in _topics(call, options, partial(_archived, archive)):
+    for topic in _topics(call, options, at, partial(_archived, archive)):
         plan = plan_latest(archive, at.place, topic, across_queues=options.across_queues)
         row = plan.document()
         if options.apply and plan.has_work:
@@ -234,9 +234,12 @@ def settings_of(options: CompactOptions) -> CompactSettings:
 
 
 def _topics(
-    call: Call, options: CompactOptions, there: Callable[[frozenset[str]], set[str]]
+    call: Call,
+    options: CompactOptions,
+    at: Workplace,
+    there: Callable[[frozenset[str]], set[str]],
 ) -> list[str]:
-    """Topics that are named, or that their store says are of this kind."""
+    """Topics that are named, or that their store or the rules of the configuration file say are of this kind."""
     named = set(options.topic)
     if options.store:
         from tiered.local.layout import TOPICS_FILE, read_topics
@@ -250,6 +253,15 @@ def _topics(
                 do="give the broker's store directory, or name topics with --topic",
             )
         named |= there(topics.compacted)
+    if any("compact" in said for _, said in call.rules.rows):
+        ruled = {
+            queue.topic: call.rules.get(queue.topic, "compact")
+            for queue in at.reader().state.queues
+        }
+        named |= there(frozenset(topic for topic, is_wanted in ruled.items() if is_wanted))
+        named -= {topic for topic, is_wanted in ruled.items() if is_wanted is False} - {
+            *options.topic
+        }
     if not named:
         raise InvalidError(
             "no topic is to be compacted",

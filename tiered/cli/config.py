@@ -47,9 +47,13 @@ def show(call: Call, _options: ShowOptions) -> int:
         }
         for key, chosen in call.chosen.items()
     ]
+    rows += [
+        {"key": key, "value": value, "source": call.rules.source, "variable": None}
+        for key, value in call.rules.shown()
+    ]
     output = Output(call)
     if output.form == "table":
-        for row, chosen in zip(rows, call.chosen.values(), strict=True):
+        for row, chosen in zip(rows, call.chosen.values(), strict=False):
             if chosen.source == "default" and chosen.value in {None, ()}:
                 row["value"] = f"({chosen.setting.default_shown or 'none'})"
     output.emit({"format": 1, "settings": rows}, rows, ["key", "value", "source"])

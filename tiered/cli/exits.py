@@ -1,5 +1,7 @@
 """How a command ends: each error as one line on stderr, and the exit code of the contract.
 
+Where the result is to be one JSON document and nothing of it is written yet, the error is one, too, on stdout.
+
 ==== ======================================================================================
 code meaning
 ==== ======================================================================================
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TextIO
 
+    from backends.errors import BackendError
     from tiered.cli.call import Surroundings
 
 DONE = 0
@@ -54,52 +58,114 @@ def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[st
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 (the last line of defence: what is not known is a defect)
-        line, code = explain(error)
+        told = explain(error)
+        code = told.exit_code
         trace = "".join(traceback.format_exception(error)) if around.debug else ""
-        _complain(around, arguments, line, code, trace)
+        _complain(around, arguments, told, trace)
     finally:
         _give_up_unwritten(sys.stderr)
     return code
 
 
-def explain(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+REASONS = {
+    "usage": "the command line is wrong: an option, its value, a command that is not there",
+    "invalid": "what was named is not there or not what it should be: a URL, a store, a topic, a setting, a plan",
+    "filter": "an expression of `--tag` or SQL92 is none",
+    "expired": "what was asked for has expired while it was read",
+    "not_decommissioned": "the broker of this tier was not decommissioned",
+    "moved_on": "the tier is not any more what the plan was made of: plan again",
+    "other_version": "another version of tiered has written this",
+    "fenced": "another writer has taken over, or holds the lease",
+    "damaged": "what is stored cannot be read at the asked place",
+    "journal_lost": "the journal is gone, or has lost its end (`tiered rebuild`)",
+    "not_found": "the bucket, or an object that should be there, does not exist",
+    "unreachable": "nobody answers at the endpoint, or its name is unknown",
+    "failing": "the store answers, and does not do what it is asked",
+    "permission": "the store refuses these credentials, or this operation",
+    "clock": "the store refuses the clock of this machine",
+    "encryption": "the store refuses for the key with which the bucket encrypts",
+    "archived": "the object lies in an archive class and must be restored first",
+    "settings": "the store refuses for how the bucket is set up",
+    "trust": "the server's certificate is not accepted",
+    "full": "no room, or over quota: of the store, or of a disk of this machine",
+    "busy": "too much waits already; the same may be asked for later",
+    "unavailable": "the store cannot do this, for another reason than these",
+    "local": "a file or a folder of this machine cannot be read or written",
+    "closed": "a defect of a program that calls us: it used a thing after closing it",
+    "defect": "a defect of ours: please report it",
+}
+"""Why a command failed, for programs: none is taken away or changes its meaning, and more may come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What is said of an error."""
+
+    reason: str  # one of ``REASONS``
+    line: str  # for people
+    exit_code: int
+
+
+def explain(error: Exception) -> Explained:
+    """What to say of an error."""
     from backends.errors import BackendError, ConfigurationError
-    from backends.local_files import advice_for
+    from backends.local_files import advice_for, is_full
 
     if isinstance(error, TieredStoreError):
-        return str(error), error.exit_code
+        return Explained(_reason_of(error), str(error), error.exit_code)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return f"no command is given; see `{_path(error)} --help`", USAGE
+        return Explained("usage", f"no command is given; see `{_path(error)} --help`", USAGE)
     if isinstance(error, click.ClickException):
-        return _usage(error), USAGE
+        return Explained("usage", _usage(error), USAGE)
     if isinstance(error, ConfigurationError):
-        return str(error), USAGE
+        return Explained("invalid", str(error), USAGE)
     if isinstance(error, BackendError):
         from tiered.api.stores import what_to_do
 
-        return "; ".join(filter(None, [str(error), what_to_do(error)])), UNREACHABLE
+        line = "; ".join(filter(None, [str(error), what_to_do(error)]))
+        return Explained(_reason_of(error), line, UNREACHABLE)
     if isinstance(error, OSError):
         name = f" ({error.filename})" if error.filename else ""
         advice = advice_for(error, "mend it")
-        return f"{error.strerror or error}{name}; {advice} and try again", NEEDS_A_PERSON
+        line = f"{error.strerror or error}{name}; {advice} and try again"
+        return Explained("full" if is_full(error) else "local", line, NEEDS_A_PERSON)
     place = _place(error.__traceback__)
     what = f"a defect of ours: {type(error).__name__}: {error}"
-    return f"{what} ({place}); please report it with what --debug shows", DEFECT
+    line = f"{what} ({place}); please report it with what --debug shows"
+    return Explained("defect", line, DEFECT)
 
 
-def _complain(
-    around: Surroundings, arguments: Sequence[str], line: str, code: int, trace: str
-) -> None:
-    """One error line."""
-    from tiered.cli.stderr import guess_format, write, write_line
+def _reason_of(error: TieredStoreError | BackendError) -> str:
+    """Of an error of an object store, the store's own reason where it has one."""
+    from backends.errors import BackendError, ObjectNotFoundError
 
-    form = around.log_format or guess_format(arguments, around.environment)
+    asked = error.__cause__ if error.reason == "unavailable" else error
+    if not isinstance(asked, BackendError):
+        return error.reason
+    if isinstance(asked, ObjectNotFoundError):
+        return "not_found"
+    return asked.reason or "unavailable"
+
+
+def _complain(around: Surroundings, arguments: Sequence[str], told: Explained, trace: str) -> None:
+    """One error line; and one document, where the result was to be one."""
+    from tiered.cli.output import json_bytes
+    from tiered.cli.stderr import guess, write, write_line
+
+    said = arguments, around.environment
+    form = around.log_format or guess(*said, "--log-format") or "text"
     if trace and form != "json":
         write(trace)
-    fields = {"exit_code": code, **({"traceback": trace} if trace else {})}
-    text = f"tiered: error: {' '.join(line.split())}"
-    write_line(form, around.clock.now_ms(), "error", text, fields)
+    line = " ".join(told.line.split())
+    fields = {"exit_code": told.exit_code, **({"traceback": trace} if trace else {})}
+    write_line(form, around.clock.now_ms(), "error", f"tiered: error: {line}", fields)
+    is_short = not around.form and ("--json" in arguments or "TIERED_JSON" in around.environment)
+    wants_json = is_short or (around.form or guess(*said, "--output", "-o")) == "json"
+    if wants_json and not around.stdout.has_any:
+        error = {"reason": told.reason, "message": line, "exit_code": told.exit_code}
+        with suppress(OSError):  # a closed pipe
+            around.stdout.write(json_bytes({"format": 1, "error": error}, indent=2) + b"\n")
+            around.stdout.flush()
 
 
 def _usage(error: click.ClickException) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -17,6 +17,7 @@ import click
 from tiered.cli.call import Call, CommonOptions, Surroundings
 from tiered.cli.options import (
     ENVIRONMENT_PREFIX,
+    BrokersOptions,
     Setting,
     Shape,
     arguments_of,
@@ -26,10 +27,13 @@ from tiered.cli.options import (
     resolve,
     settings_of,
 )
+from tiered.cli.rules import TopicRules, read_rules
 from tiered.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tiered.cli.options import SettingInForce
 
 T = TypeVar("T")
 WIDTH = 100
@@ -67,6 +71,8 @@ LISTED: Mapping[str, _Listed] = {
     "delete-topic": _Listed("planned", "Gives up everything of a topic: plan, then apply."),
     "truncate": _Listed("planned", "Ends a queue at an earlier offset: plan, then apply."),
     "compact": _Listed("compact", "Keeps the newest message of each key: plan, then apply."),
+    "pause": _Listed("pause", "Has attach take nothing more of a topic, until it is resumed."),
+    "resume": _Listed("pause", "Has attach go on with a topic that was paused."),
     "lease": _Listed("status", "Says who writes a tier and until when, or frees its lease."),
     "rebuild": _Listed("verify", "Makes a lost journal again, from the objects."),
     "doctor": _Listed("doctor", "Looks for what is set up wrong, and says what to do."),
@@ -78,6 +84,7 @@ LISTED: Mapping[str, _Listed] = {
     "policy": _Listed("doctor", "Prints the S3 policy that a role needs."),
     "bench": _Listed("bench", "Measures this machine against plain copying."),
     "config": _Listed("config", "Shows the settings in force."),
+    "man": _Listed("man", "Writes the manual pages of all commands into a directory."),
     "completion": _Listed("config", "Prints the completion script of a shell."),
 }
 """Commands in the order of help: a module is loaded when its command is called."""
@@ -87,12 +94,26 @@ class _Sections:
     """Help whose common options stand apart, and errors that know whose options they speak of."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """An error of click's parser does not say by itself in which command it was made."""
+        """An error of click's parser does not say by itself in which command it was made.
+
+        While a shell completes the value of an option, that option stands last, without one: click's parser would give up
+        there, and know none of the arguments that stand before it.
+        """
+        if ctx.resilient_parsing and args and self._takes_value(ctx, args[-1]):
+            args = args[:-1]
         try:
             return cast("list[str]", super().parse_args(ctx, args))  # type: ignore[misc] # of click
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def _takes_value(self, ctx: click.Context, word: str) -> bool:
+        """Whether a word is an option that has a value."""
+        options = cast("click.Command", self).get_params(ctx)
+        return any(
+            isinstance(one, click.Option) and word in one.opts and not one.is_flag
+            for one in options
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         command = cast("click.Command", self)
@@ -236,7 +257,7 @@ def command(path: str, options: type[T]) -> Callable[[Callable[[Call, T], int]],
             call = make_call(click.get_current_context(), path, settings)
             given = {one.name: parameters[one.name] for one in arguments if one.name}
             chosen = build(options, settings, call.chosen, call.path, given)
-            return _run(lambda call: run(call, chosen), call)
+            return _run(lambda call: _run_chosen(run, call, chosen), call)
 
         text, _, examples = inspect.cleandoc(run.__doc__ or "").partition("\n\nExamples:\n")
         summary, _, details = text.partition("\n\n")
@@ -270,6 +291,15 @@ def all_settings() -> tuple[Setting, ...]:
     return (*COMMON, *chain.from_iterable(command.settings for command in commands))
 
 
+def _run_chosen(run: Callable[[Call, T], int], call: Call, options: T) -> int:
+    """Run a command, of several brokers for each."""
+    if isinstance(options, BrokersOptions) and options.names_several:
+        from tiered.cli.fleet import over_brokers
+
+        return over_brokers(run, call, options)
+    return run(call, options)
+
+
 def _run(run: Callable[[Call], int], call: Call) -> int:
     import logging
 
@@ -295,21 +325,43 @@ def make_call(context: click.Context, section: str, own: Sequence[Setting]) -> C
     file_name = file_name or environment.get("TIERED_CONFIG", "")
     needs_all = file_name or any(name.startswith(ENVIRONMENT_PREFIX) for name in environment)
     settings = all_settings() if needs_all or section in _READS_ALL else (*COMMON, *own)
-    chosen = resolve(
-        settings,
-        file=read_file(file_name, settings) if file_name else {},
-        file_name=file_name,
-        environment=environment,
-        given=given,
-    )
+    reread = partial(_resolve, settings, file_name, environment, given)
+    chosen, rules = reread()
     path = context.command_path
     common = build(CommonOptions, COMMON, chosen, path, {})
     around.debug, around.log_format = common.debug, common.log_format
-    call = Call(path, section, common, chosen, around.clock, around.watch)
+    call = Call(
+        path,
+        section,
+        common,
+        chosen,
+        around.clock,
+        around.watch,
+        around.stdout,
+        rules,
+        reread if file_name else None,
+    )
+    around.form = call.form
     for name, near in misspelled(environment, settings).items():
         text = f"tiered: the variable {name} means nothing; did you mean {near}?"
         call.say(text, level="warning")
     return call
+
+
+def _resolve(
+    settings: Sequence[Setting],
+    file_name: str,
+    environment: Mapping[str, str],
+    given: Mapping[str, object],
+) -> tuple[dict[str, SettingInForce], TopicRules]:
+    """What rules now, and what the file says of topics."""
+    file: Mapping[str, object] = {}
+    rules = TopicRules()
+    if file_name:
+        file, table = read_file(file_name, settings)
+        rules = read_rules(table, file_name) if table else rules
+    chosen = resolve(settings, file=file, file_name=file_name, environment=environment, given=given)
+    return chosen, rules
 
 
 _READS_ALL = frozenset({"config.show", "bench"})

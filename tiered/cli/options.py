@@ -27,8 +27,8 @@ import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import click
 
@@ -38,6 +38,8 @@ from tiered.cli.values import format_duration, format_size
 from tiered.errors import InvalidError, nearest
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from tiered.cli.values import Moment
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -231,6 +233,33 @@ class SpanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BrokersOptions:
+    """Which of several brokers of a tier a command is for (``tiered.cli.fleet``)."""
+
+    url: str = argument()
+    brokers: tuple[str, ...] = several(
+        "take each of these brokers, as globs of BROKER or CLUSTER/BROKER; a row a broker",
+        kinds.GLOBS,
+        default_text="the only one there",
+        excludes="broker all-brokers",
+    )
+    all_brokers: bool = flag("take every broker there is; a row a broker", excludes="broker")
+
+    brokers_at_once: ClassVar[int] = 4  # so many run at the same time
+    broker_columns: ClassVar[tuple[str, ...]] = ()
+    """What a table says of each broker: fields of its document."""
+
+    @property
+    def names_several(self) -> bool:
+        """It is not for one broker."""
+        return bool(self.brokers) or self.all_brokers
+
+    def of_one_broker(self) -> list[str]:
+        """Options that are given and make sense for one broker only."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreFileOptions:
     """How large the files of a store that is made are."""
 
@@ -274,10 +303,36 @@ def arguments_of(options: type) -> list[click.Argument]:
             required=field.metadata["argument"][0],
             type=field.metadata["argument"][1],
             metavar=field.metadata["argument"][2],
+            shell_complete=_completion_of(field.name),
         )
         for field in dataclasses.fields(options)
         if "argument" in field.metadata
     ]
+
+
+def _completion_of(
+    field: str,
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
+    """What completes an argument; None: its kind does."""
+    if field == "url":
+        return lambda _context, _parameter, incomplete: _places(incomplete, "dir")
+    if field != "topic":
+        return None
+    return lambda context, _parameter, incomplete: _named(context, field, incomplete)
+
+
+def _places(incomplete: str, kind: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type=kind)]
+
+
+def _named(context: click.Context, field: str, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from tiered.cli.completing import names_for
+
+    return [CompletionItem(name) for name in names_for(context, field, incomplete)]
 
 
 if TYPE_CHECKING:
@@ -287,6 +342,8 @@ else:
 
 
 _PLACES = frozenset({"DIR", "FILE"})
+_NAMED = frozenset({"topic", "topics", "exclude", "broker", "brokers", "cluster"})
+"""Fields whose values are names of a tier or a store (``tiered.cli.completing``)."""
 
 
 class _Kind(_ParamType):
@@ -309,14 +366,16 @@ class _Kind(_ParamType):
 
     def shell_complete(
         self,
-        ctx: click.Context,  # noqa: ARG002 (click's signature)
+        ctx: click.Context,
         param: click.Parameter,  # noqa: ARG002 (click's signature)
         incomplete: str,
-    ) -> list[click.shell_completion.CompletionItem]:
+    ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
         if self.setting.kind.metavar in _PLACES:
-            return [CompletionItem(incomplete, type=self.setting.kind.metavar.lower())]
+            return _places(incomplete, self.setting.kind.metavar.lower())
+        if self.setting.field in _NAMED:
+            return _named(ctx, self.setting.field, incomplete)
         fitting = [text for text in self.setting.kind.choices if text.startswith(incomplete)]
         return [CompletionItem(text) for text in fitting]
 
@@ -401,8 +460,8 @@ def taken(kind: type[T], options: object, **more: object) -> T:
     )
 
 
-def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
-    """The settings of a TOML file by key, not converted yet."""
+def read_file(path: str, settings: Sequence[Setting]) -> tuple[dict[str, object], object]:
+    """The settings of a TOML file by key, not converted yet; and its table of rules for topics (``tiered.cli.rules``)."""
     import tomllib
 
     from backends.local_files import read_regular
@@ -419,6 +478,7 @@ def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
         ) from error
     known = {setting.key for setting in settings}
     sections = {setting.section for setting in settings}
+    rules = document.pop("topics", {})
     found: dict[str, object] = {}
     _flatten("", document, sections, found)
     for key in found:
@@ -427,7 +487,7 @@ def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
             near = f"did you mean {close!r}? " if close else ""
             do = f"{near}`tiered config show` lists all keys"
             raise InvalidError(f"unknown key {key!r}", where=path, do=do)
-    return found
+    return found, rules
 
 
 def _flatten(

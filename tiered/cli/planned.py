@@ -10,13 +10,13 @@ import contextlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, option, several
+from tiered.cli.options import BrokersOptions, argument, flag, option, several
 from tiered.cli.output import Table, show
 from tiered.cli.values import (
     counted,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tiered.upkeep.workplace import AnyPlan, PlanDocument, Workplace
 
 Document = dict[str, Any]
+T = TypeVar("T")
 HOUR_MS = 3_600_000
 
 
@@ -94,21 +95,30 @@ def open_workplace(
     return Workplace(store, meter, place, call.clock, random.SystemRandom(), give_up_s)
 
 
+def plan_or_file(
+    options: PlanOptions,
+    make: Callable[[], T],
+    load: Callable[[str], T],
+    save: Callable[[str, T], None],
+) -> T:
+    """The plan of the file that is to be applied, or a new one; saved if that is asked for."""
+    if options.apply and options.plan:
+        raise InvalidError("--plan and --apply contradict each other", do="give one of them")
+    if options.apply and options.apply != "-":
+        return load(options.apply)
+    plan = make()
+    if options.plan:
+        save(options.plan, plan)
+    return plan
+
+
 def get_plan(
     options: PlanOptions, what: str, at: Workplace | JobContext, make: Callable[[], PlanDocument]
 ) -> PlanDocument:
-    """The plan of the file that is to be applied, or a new one; saved if that is asked for."""
+    """As ``plan_or_file``, of plans that are documents."""
     from tiered.upkeep.workplace import load_plan, save_plan
 
-    apply, save = options.apply, options.plan
-    if apply and save:
-        raise InvalidError("--plan and --apply contradict each other", do="give one of them")
-    if apply and apply != "-":
-        return load_plan(apply, what, at.place)
-    plan = make()
-    if save:
-        save_plan(save, plan)
-    return plan
+    return plan_or_file(options, make, lambda path: load_plan(path, what, at.place), save_plan)
 
 
 def typed_plan(
@@ -183,8 +193,20 @@ _LEFT_BY_GC = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GcOptions(PlanOptions):
+class FleetPlanOptions(PlanOptions, BrokersOptions):
+    """What those can be told that also go over several brokers."""
+
+    def of_one_broker(self) -> list[str]:
+        """A plan file is of one tier."""
+        asked = {"plan": self.plan, "apply": self.apply not in {None, "-"} and self.apply}
+        return [name for name, value in asked.items() if value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcOptions(FleetPlanOptions):
     """What ``tiered gc`` can be told."""
+
+    broker_columns: ClassVar = ("deletion_count", "deletion_bytes", "applied")
 
     max_deletions: int = option("objects deleted in one run, at most", kinds.COUNT, default=10_000)
     grace_ms: int = option(
@@ -422,8 +444,10 @@ class DeleteTopicOptions(GiveUpOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpireOptions(GiveUpOptions):
+class ExpireOptions(GiveUpOptions, FleetPlanOptions):
     """What ``tiered expire`` can be told."""
+
+    broker_columns: ClassVar = ("messages", "segments", "size_bytes", "applied")
 
     topics: tuple[str, ...] = several(
         "topics whose messages expire, as globs", kinds.GLOBS, default_text="all"
@@ -452,6 +476,10 @@ class ExpireOptions(GiveUpOptions):
         "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
         kinds.Kind("GLOB=DURATION,...", kinds.topic_duration),
     )
+
+    def of_one_broker(self) -> list[str]:
+        """A store is one broker's."""
+        return [*super().of_one_broker(), *(["store"] if self.store else [])]
 
 
 @command("expire", ExpireOptions)
@@ -538,7 +566,8 @@ def run_delete(call: Call, options: DeleteTopicOptions) -> int:
 def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
     """What the options say of a topic: its time to live in milliseconds, or None."""
     rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
-    if default is None and not (rules or options.store) and options.apply in {None, "-"}:
+    in_file = any("ttl" in said for _, said in call.rules.rows)
+    if default is None and not (rules or options.store or in_file) and options.apply in {None, "-"}:
         raise InvalidError(
             "no time to live is given",
             where=call.path,
@@ -549,7 +578,7 @@ def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | N
     def ttl_ms(topic: str) -> int | None:
         if not takes(topic):
             return None
-        chosen = reserved.get(topic, default)
+        chosen = call.rules.get(topic, "ttl", reserved.get(topic, default))
         return next((rule.duration_ms for rule in rules if fnmatchcase(topic, rule.glob)), chosen)
 
     return ttl_ms

@@ -11,6 +11,8 @@ and to its group), ends the process, as does time: ``DRAIN_MORE_S`` beyond what 
 drains. A process that is ended so still flushes stdout and runs what is registered with
 ``atexit`` (temporary folders, child processes, the cursor of a terminal), in a thread that nobody waits for any longer.
 
+Where a command takes new settings while it runs (``SignalWatch.reload``), SIGHUP is that, however often, and no end.
+
 A signal that was ignored when the program began stays so (``nohup``; SIGINT of a shell's background job), but for SIGTERM.
 """
 
@@ -79,6 +81,8 @@ class SignalWatch:
         tidy: Callable[[], object] = atexit._run_exitfuncs,  # noqa: SLF001 (what temporary folders have registered)
     ) -> None:
         """Make a watch; ``end`` ends the process with an exit code, after ``tidy``."""
+        # Answers SIGHUP, in place of ending; None: it ends as the others do.
+        self.reload: Callable[[], object] | None = None
         # Of the command that drains; None while nothing is in hand.
         self.stopper: Stopper | None = None
         self._end = end
@@ -100,6 +104,10 @@ class SignalWatch:
     def run(self, arrived: int) -> None:
         """Wait for a first signal, answer it in another thread, and wait for a second one or until it is time."""
         first = _next_signal(arrived, None)
+        while first == signal.SIGHUP and (reload := self.reload) is not None:
+            # In a thread: this one must be free to see the signal that ends.
+            threading.Thread(target=reload, name="tiered-reload", daemon=True).start()
+            first = _next_signal(arrived, None)
         assert first is not None
         stopper, code = self.stopper, 128 + first
         answer = (lambda: stopper.ask(first)) if stopper else (lambda: self._tidy_and_end(code))

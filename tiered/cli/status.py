@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, maybe, option, several
+from tiered.cli.options import BrokersOptions, argument, flag, maybe, option, several
 from tiered.cli.output import Output, Row, Table, picked, show
-from tiered.cli.values import counted, format_size, format_time, topic_filter
+from tiered.cli.values import broker_filter, counted, format_size, format_time, topic_filter
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from backends.base import ObjectStore
     from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
     from tiered.log.parts import Bundle, Segment
@@ -36,6 +38,10 @@ COLUMNS = [
     "gaps",
     "quarantined",
 ]
+FLEET_COLUMNS = [
+    *("state", "cluster", "broker", "queue_count", "messages", "size_bytes", "gaps", "quarantined"),
+    *("updated", "writer", "reason"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,27 +60,58 @@ class StatusOptions:
     exclude: tuple[str, ...] = several(
         "topics that attach was told not to tier, as globs", kinds.GLOBS
     )
+    brokers: tuple[str, ...] = several(
+        "only these of several brokers, as globs of BROKER or CLUSTER/BROKER",
+        kinds.GLOBS,
+        default_text="all",
+        excludes="broker",
+    )
+    watch: bool = flag("show it again every 5 s, until told to stop")
 
 
 @command("status", StatusOptions)
 def run(call: Call, options: StatusOptions) -> int:
     """Says how far each queue is tiered, and what waits and why.
 
+    Several brokers have a line each, the worst first; --cluster and --broker show one of them.
+
     Examples:
         tiered status file:///tmp/tier
         tiered status s3://bucket/prefix --store /data/rocketmq/store --json
     """
+    if not options.watch:
+        return _show(call, options, call.objects(options.url))
+    if call.form not in {"table", "wide"}:
+        raise InvalidError("--watch is for people", where=call.path, do="leave -o and --json out")
+    store, stop = call.objects(options.url), threading.Event()
+    while True:
+        if call.stdout.isatty():
+            call.stdout.write(_CLEAR)
+        code = _show(call, options, store)
+        call.stdout.flush()
+        if call.clock.wait(stop, WATCH_S):
+            return code
+
+
+WATCH_S = 5.0
+_CLEAR = b"\x1b[H\x1b[2J\x1b[3J"
+
+
+def _show(call: Call, options: StatusOptions, store: ObjectStore) -> int:
     from tiered.upkeep.status import read_status, status_document
 
-    store, now_ms = call.objects(options.url), call.clock.now_ms()
-    facts, unread = read_status(
-        store,
-        cluster=call.common.cluster,
-        broker=call.common.broker,
-        local=call.local(options.store) if options.store else None,
-        now_ms=now_ms,
-        selects=topic_filter(options.topics, options.exclude),
-    )
+    now_ms = call.clock.now_ms()
+    with call.progress("status", "looking for brokers") as progress:
+        facts, unread = read_status(
+            store,
+            cluster=call.common.cluster,
+            broker=call.common.broker,
+            local=call.local(options.store) if options.store else None,
+            now_ms=now_ms,
+            selects=topic_filter(options.topics, options.exclude),
+            takes=broker_filter(options.brokers),
+            told=lambda count, total: progress.tell(f"{count} of {total} brokers", count, total),
+        )
     document = status_document(store.url, facts, unread, now_ms)
     rows = [
         {"cluster": broker["cluster"], "broker": broker["broker"], **queue}
@@ -95,14 +132,18 @@ def _queues(broker: dict[str, Any]) -> list[Row]:
 
 
 def _lines(document: dict[str, Any], now_ms: int, url: str) -> Iterator[str | Table]:
-    from tiered.upkeep.status import bills_requests
+    from tiered.upkeep.status import bills_requests, worst_first
 
-    for broker in document["brokers"]:
-        yield from _broker_lines(broker, now_ms, is_billed=bills_requests(url))
-    for one in document["unread"]:
-        yield f"{one['cluster']}/{one['broker']}"
-        yield f"  state     {one['state']}"
-        yield f"  reason    {one['reason']}"
+    brokers, unread = document["brokers"], document["unread"]
+    if len(brokers) + len(unread) == 1:
+        yield from _broker_lines(brokers[0], now_ms, is_billed=bills_requests(url))
+        return
+    rows = worst_first(brokers, unread)
+    for row in rows:
+        row["updated"] = format_time(row["updated_ms"]) if "updated_ms" in row else None
+    yield Table(rows, FLEET_COLUMNS)
+    yield ""
+    yield f"{counted(len(rows), 'broker')}; --cluster and --broker show one of them"
 
 
 def _broker_lines(broker: dict[str, Any], now_ms: int, *, is_billed: bool) -> Iterator[str | Table]:
@@ -160,6 +201,13 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
     if broker["decommissioned_ms"] is not None:
         when = format_time(broker["decommissioned_ms"])
         remarks.append(f"broker    decommissioned {when}: `tiered mount` serves its tier")
+    for one in broker["paused"]:
+        lag = one["lag_messages"]
+        waits = "" if lag is None else f", {counted(lag, 'message waits', 'messages wait')}"
+        remarks.append(
+            f"paused    {one['topic']} since {format_time(one['since_ms'])}{waits}: what the broker expires"
+            " meanwhile will be a gap; `tiered resume` goes on"
+        )
     waiting = broker["waiting"]
     if waiting and waiting["records"]:
         size = format_size(waiting["size_bytes"])
@@ -390,10 +438,12 @@ _LEASE_WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseOptions:
+class LeaseOptions(BrokersOptions):
     """What ``tiered lease`` can be told."""
 
-    url: str = argument()
+    brokers_at_once: ClassVar = 8
+    broker_columns: ClassVar = ("state", "host", "pid", "epoch", "is_broken")
+
     break_: bool = flag("free the lease, whoever holds it")
 
 

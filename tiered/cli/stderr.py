@@ -56,24 +56,31 @@ def write(text: str) -> None:
         sys.stderr.flush()
 
 
-def guess_format(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The form of an error that is met before the settings are known."""
-    names = ("--log-format", "--config")
-    given = {"--config": environment.get("TIERED_CONFIG", "")}
-    given["--log-format"] = environment.get("TIERED_LOG_FORMAT", "")
+def guess(arguments: Sequence[str], environment: Mapping[str, str], *options: str) -> str:
+    """What is said of an option, for an error that is met before the settings are known; "": nothing.
+
+    Args:
+        options: Its spellings, the long one first.
+    """
+    key = options[0].removeprefix("--")
+    file = environment.get("TIERED_CONFIG", "")
+    given = environment.get(f"TIERED_{key.upper().replace('-', '_')}", "")
     for number, argument in enumerate(arguments):
         name, has_value, value = argument.partition("=")
-        if name in names:
-            given[name] = value if has_value else "".join(arguments[number + 1 : number + 2])
-    return given["--log-format"] or _format_of_file(given["--config"]) or "text"
+        value = value if has_value else "".join(arguments[number + 1 : number + 2])
+        if name == "--config":
+            file = value
+        elif name in options:
+            given = value
+    return given or _in_file(file, key)
 
 
-def _format_of_file(name: str) -> str:
+def _in_file(name: str, key: str) -> str:
     import tomllib
 
     if name:
         with contextlib.suppress(OSError, ValueError):
-            return str(tomllib.loads(read_regular(name).decode()).get("log-format", ""))
+            return str(tomllib.loads(read_regular(name).decode()).get(key, ""))
     return ""
 
 

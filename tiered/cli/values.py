@@ -18,6 +18,8 @@ from backends.lazy_dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from tiered.api.broker_place import Place
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -179,6 +181,16 @@ def topic_filter(globs: Sequence[str], excluded: Sequence[str] = ()) -> Callable
     def takes(topic: str) -> bool:
         wanted = not globs or any(fnmatchcase(topic, glob) for glob in globs)
         return wanted and not any(fnmatchcase(topic, glob) for glob in excluded)
+
+    return takes
+
+
+def broker_filter(globs: Sequence[str]) -> Callable[[Place], bool]:
+    """Whether a broker fits one of the globs (all, without any) by its name, or as ``CLUSTER/BROKER``."""
+
+    def takes(place: Place) -> bool:
+        names = place.broker, f"{place.cluster}/{place.broker}"
+        return not globs or any(fnmatchcase(name, glob) for name in names for glob in globs)
 
     return takes
 

@@ -6,13 +6,13 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, option
+from tiered.cli.options import BrokersOptions, flag, option
 from tiered.cli.output import Table, picked, show
 from tiered.cli.planned import (
     TIMERS_TEXT,
@@ -20,6 +20,7 @@ from tiered.cli.planned import (
     PlanOptions,
     ending_code,
     open_workplace,
+    plan_or_file,
     show_result,
     typed_plan,
 )
@@ -49,10 +50,11 @@ _NEUTRAL = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
+class VerifyOptions(BrokersOptions):
     """What ``tiered verify`` can be told."""
 
-    url: str = argument()
+    broker_columns: ClassVar = ("problem_count", "messages", "named_bytes", "is_deep")
+
     deep: bool = flag("read and check every byte of every object")
     store: str | None = option(
         "local store directory to compare with, message by message", kinds.DIR
@@ -67,6 +69,10 @@ class VerifyOptions:
         kinds.NAME,
         excludes="timers store repair",
     )
+
+    def of_one_broker(self) -> list[str]:
+        """A store is one broker's."""
+        return ["store"] if self.store else []
 
 
 @command("verify", VerifyOptions)
@@ -294,21 +300,17 @@ def rebuild(call: Call, options: RebuildOptions) -> int:
 
     if options.index:
         return run_index(call, options)
-    plan_file, apply_file = options.plan, options.apply or ""
-    if plan_file and apply_file not in {"", "-"}:
-        raise InvalidError("--plan and --apply FILE contradict each other", do="give one of them")
     at = open_workplace(
         call, options.url, give_up_s=options.give_up_s, signs=ANY_SIGN, timers=options.timers
     )
-    plan = (
-        _planned(call, at)
-        if apply_file in {"", "-"}
-        else load_rebuild(apply_file, at.place, at.store.url)
+    plan = plan_or_file(
+        options,
+        lambda: _planned(call, at),
+        lambda path: load_rebuild(path, at.place, at.store.url),
+        lambda path, plan: save_rebuild(plan, at.place, at.store.url, path),
     )
-    if plan_file:
-        save_rebuild(plan, at.place, at.store.url, plan_file)
     document = plan_document(plan, at.place, at.store.url)
-    if apply_file and plan.damage:
+    if options.apply and plan.damage:
         is_new = apply_rebuild(
             at, plan, accept_gaps=options.accept_gaps, accept_unread=options.accept_unread
         )

@@ -27,10 +27,12 @@ import functools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
+from backends.lazy_dataclass import dataclass
 from tiered.dispatch.continuity import Continuity, Look
 from tiered.dispatch.group_commit import (
     Fact,
@@ -48,13 +50,14 @@ from tiered.log.composite import (
     CompositeFlatFile,
     QueueFiles,
     Start,
+    Tail,
     size_of,
 )
 from tiered.log.state import queue_action
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
@@ -146,6 +149,27 @@ class Following:
         self._follower.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Which queues nothing is taken of for now."""
+
+    selects: Callable[[MessageQueue], bool]  # those that are tiered
+    paused: frozenset[str]  # topics that the journal says are paused
+    pauses: Callable[[str], bool]  # others that are
+
+    def by(self, queue: MessageQueue) -> bool:
+        """Whether a queue is passed by."""
+        is_paused = queue.topic in self.paused or self.pauses(queue.topic)
+        return is_paused or not self.selects(queue)
+
+
+def say_paused(topics: Iterable[str]) -> None:
+    """Warn: nothing is lost as long as the broker has it."""
+    for topic in sorted(topics):
+        what = "%s is paused: nothing more of it is tiered, and what the broker expires meanwhile will be a gap"
+        _LOG.warning(f"{what}; `tiered resume` goes on", topic)
+
+
 def register(
     unknown: Unknown, say: Callable[[Fact], None], fall_behind: Callable[[MessageQueue], None]
 ) -> None:
@@ -172,6 +196,8 @@ def register(
 _STALL_S_MIN = 5.0
 """One slow upload is no trouble, however short the freshness."""
 _STALL_AGAIN_S = 60.0
+_SEAL_LOOK_S = 60.0
+"""Between two looks for segments that are old though nothing comes behind them."""
 
 
 class TieredDispatcher:
@@ -206,7 +232,7 @@ class TieredDispatcher:
         self._journal = journal
         self._local = local
         self._settings = settings
-        self._selects = selects
+        self._passed = Passed(selects, journal.state.paused_topics, settings.pauses)
         self._clock = clock
         self._files = QueueFiles(
             local,
@@ -230,7 +256,10 @@ class TieredDispatcher:
         self._merging = self._make_merging(store, prefix)
         self._read_throttle = self._context.throttle(settings.read_rate_bytes_s)
         self._last_commit_s = clock.monotonic_s()
+        self._reconfiguring = threading.Lock()
         self._stall_said_s: float | None = None
+        self._sealing: list[threading.Event] = []
+        self._seal_again_s = self._last_commit_s
         self._threads: list[threading.Thread] = []
 
     def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
@@ -271,6 +300,7 @@ class TieredDispatcher:
             file=self.file,
             state_fact=self._rounds.state_fact,
             continuity=self.continuity,
+            passes=self._is_passed,
         )
 
     def _make_merging(self, store: ObjectStore, prefix: str) -> MergeThread:
@@ -318,7 +348,7 @@ class TieredDispatcher:
                 appended += [(file, size) for file, size, _ in grown]
 
     def _offer(self, batch: RecordBatch, grown: list[Grown]) -> bool:
-        if not self._selects(batch.queue):
+        if self._passed.by(batch.queue):
             return True
         if not self.continuity.may_take(file := self.file(batch.queue)):
             return self._leave(batch.queue)
@@ -363,7 +393,7 @@ class TieredDispatcher:
         Args:
             until_idle: Return when the committed end is reached.
         """
-        starts = self._files.starts()
+        starts = self._files.starts(self._passed.by)
         fall_behind = self._compensation.fall_behind
         register(self._files.unknown(), self._rounds.state_fact, fall_behind)
         following = Following(
@@ -377,6 +407,7 @@ class TieredDispatcher:
             stop=stop,
         )
         self._merging.stands_back = True
+        say_paused(self._passed.paused)
         try:
             while not stop() and self.fault is None:
                 step_bytes = following.step_bytes(self._settings)
@@ -443,22 +474,36 @@ class TieredDispatcher:
         Args:
             stop: Ends the waiting for the entry that says so.
         """
-        told: list[threading.Event] = []
-        for queue, incarnations in self._journal.state.queues.items():
-            last = incarnations[-1].segments[-1] if incarnations[-1].segments else None
-            if last and not last.sealed:
-                done = threading.Event()
-                place = incarnations[-1].number
-                action = queue_action("seal", queue, place, segment=last.base_offset)
-                if self._files.end_segment(queue, partial(self.say, Fact(action, done.set))):
-                    told.append(done)
+        told = self._seal(lambda _tail: True)
         for done in told:
             while not (done.is_set() or self._stop.is_set() or stop()):
                 self._clock.wait(done, 0.25)
         if self.fault is not None:
             raise self.fault
-        self.counters.sealed_segments += len(told)
         return len(told)
+
+    def _seal(self, chooses: Callable[[Tail], bool]) -> list[threading.Event]:
+        """Begin to seal open segments of queues that are settled; what is set when each is sealed."""
+        told: list[threading.Event] = []
+        for queue, incarnations in self._journal.state.queues.items():
+            last = incarnations[-1].segments[-1] if incarnations[-1].segments else None
+            if last and not last.sealed and chooses(Tail.of(incarnations[-1])):
+                done = threading.Event()
+                place = incarnations[-1].number
+                action = queue_action("seal", queue, place, segment=last.base_offset)
+                if self._files.end_segment(queue, partial(self.say, Fact(action, done.set))):
+                    told.append(done)
+        self.counters.sealed_segments += len(told)
+        return told
+
+    def seal_done(self) -> None:
+        """Begin to seal segments that are full or old though nothing comes behind them; from one thread, not too often."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._seal_again_s or not all(done.is_set() for done in self._sealing):
+            return  # what is told already waits for the store
+        self._seal_again_s = now_s + min(_SEAL_LOOK_S, self._settings.segment_age_s_max / 4)
+        policy, now_ms = self._settings.commit_policy, self._clock.now_ms()
+        self._sealing = self._seal(lambda tail: tail.is_done(now_ms, policy))
 
     @property
     def is_merge_due(self) -> bool:
@@ -568,9 +613,48 @@ class TieredDispatcher:
         while not self._stop.is_set():
             self._say_stall()
             self._commits.scan()
+            with self._reconfiguring:
+                self._obey_pauses()
+            self.seal_done()
             self._compensation.begin(lambda body: self._catch_up_pool.submit(self._guard, body))
             self._clock.wait(self._wake, min(0.25, max(0.01, self._commits.due_in_s())))
             self._wake.clear()
+
+    def _is_passed(self, queue: MessageQueue) -> bool:
+        return self._passed.by(queue)
+
+    def _obey_pauses(self) -> None:
+        """Do as the journal says now."""
+        paused, before = self._journal.state.paused_topics, self._passed.paused
+        if paused != before:
+            self._pass_by(replace(self._passed, paused=paused))
+            say_paused(paused - before)
+            for topic in sorted(before - paused):
+                _LOG.info("%s is resumed", topic)
+
+    def _pass_by(self, passed: Passed) -> None:
+        """Pass other queues by; what was passed by of one that goes on is read in bulk. Of one thread at a time."""
+        before, self._passed = (
+            self._passed,
+            passed,
+        )  # before the local store is read: what is offered from now on is taken
+        for queue in self._local.queues():
+            if before.by(queue) and not passed.by(queue):
+                self._compensation.fall_behind(queue)
+
+    def reconfigure(
+        self, settings: DispatchSettings, selects: Callable[[MessageQueue], bool]
+    ) -> None:
+        """Go on with other settings (``DispatchSettings.while_running``), and with other queues. From any thread."""
+        with self._reconfiguring:
+            self._settings = settings = self._settings.while_running(settings)
+            self._files.reconfigure(settings.commit_policy, selects)
+            self._commits.reconfigure(settings)
+            self._merging.reconfigure(settings)
+            self._read_throttle.set_rate(settings.read_rate_bytes_s)
+            self._seal_again_s = 0.0
+            self._pass_by(replace(self._passed, selects=selects, pauses=settings.pauses))
+        self._wake.set()
 
     def _say_stall(self) -> None:
         """Tell the log when nothing can be committed, once a minute, and when that is over."""
@@ -639,10 +723,12 @@ class Compensation:
         file: Callable[[MessageQueue], CompositeFlatFile],
         state_fact: Callable[[Fact], None],
         continuity: Continuity,
+        passes: Callable[[MessageQueue], bool],
     ) -> None:
         """Wire it.
 
         Args:
+            passes: Whether nothing of a queue is taken just now: it is not behind then.
             take: Appends a batch to a queue's buffer, if the queue was reopened just so often; with None: commits what the
                 buffer holds.
         """
@@ -653,6 +739,7 @@ class Compensation:
         self._file = file
         self._state_fact = state_fact
         self._continuity = continuity
+        self._passes = passes
         self._counters = context.counters
         self._batch_bytes = min(settings.bundle_bytes, settings.step_bytes())
         self._stop = context.stop
@@ -675,6 +762,7 @@ class Compensation:
     def begin(self, submit: Callable[[Callable[[], None]], object]) -> None:
         """Start a catch-up for each queue that is behind and has none."""
         with self._lock:
+            self._behind = {queue for queue in self._behind if not self._passes(queue)}
             chosen = self._behind - self._running - self._gaps
             self._behind -= chosen
             self._running |= chosen
@@ -697,6 +785,8 @@ class Compensation:
             return False
         has_taken = False
         while not self._stop.is_set() and self._budget.has_room(self._batch_bytes):
+            if self._passes(file.queue):
+                return True
             reopened = self._continuity.reopened(file.queue)
             with file.lock:
                 start, last = file.append_offset, file.last_taken

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.dispatch.settings import DispatchContext
+    from tiered.dispatch.settings import DispatchContext, DispatchSettings
     from tiered.format.bundle import Section
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
@@ -354,6 +354,13 @@ class GroupCommitter:
         # Monotonic time of the last upload that went well.
         self.last_success_s = clock.monotonic_s()
 
+    def reconfigure(self, settings: DispatchSettings) -> None:
+        """Go on with others (``DispatchSettings.while_running``)."""
+        self._settings = settings
+        self._throttle.set_rate(settings.upload_rate_bytes_s)
+        with self._lock:
+            self._due_s = None
+
     @contextmanager
     def growing(self) -> Iterator[list[tuple[CompositeFlatFile, int]]]:
         """While a window is appended, of which the list is told: no round is taken, which would tear it.
@@ -619,6 +626,10 @@ class Fact:
     done: Callable[[], None]  # called when the entry is durable
 
 
+LOOK_S = 5.0
+"""A journal that we have not written to for so long is looked at, a request each."""
+
+
 class RoundBuilder:
     """Owner of the maps and of the journal's writing end."""
 
@@ -637,6 +648,7 @@ class RoundBuilder:
         self._write_map: list[GroupCommit] = []
         self._facts: list[Fact] = []
         self._busy = False
+        self._looked_s = clock.monotonic_s()
         self.rounds = 0
 
     def submit(self, some: Sequence[GroupCommit]) -> None:
@@ -662,8 +674,17 @@ class RoundBuilder:
         while not stop.is_set():
             self._clock.wait(self._wake, 0.25)
             self._wake.clear()
-            self.run_round()
+            if not self.run_round():
+                self._look()
         self.run_round()
+
+    def _look(self) -> None:
+        """See what guests have appended while we have not, as that a topic is paused."""
+        if self._clock.monotonic_s() < self._looked_s + LOOK_S:
+            return
+        with suppress(BackendError):  # whoever has something to store meets that, too, and tells
+            self._journal.look()
+        self._looked_s = self._clock.monotonic_s()
 
     def wake(self) -> None:
         """Have the thread look at ``stop``."""
@@ -695,6 +716,7 @@ class RoundBuilder:
     def _append(self, actions: Sequence[Action]) -> None:
         refused = self._journal.state.refused_parts
         self._journal.append(actions)
+        self._looked_s = self._clock.monotonic_s()  # an append meets what others have appended
         self.rounds += 1
         if self._journal.state.refused_parts != refused:
             raise InternalError(

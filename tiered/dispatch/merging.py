@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.dispatch.group_commit import Uploader
-    from tiered.dispatch.settings import Compression, DispatchContext
+    from tiered.dispatch.settings import Compression, DispatchContext, DispatchSettings
     from tiered.format.bundle import Section
     from tiered.journal.entry import Action
     from tiered.log.bundles import StoredBundle
@@ -191,7 +191,8 @@ class Merger:
         self._store = store
         self._prefix = prefix
         self._pace = pace
-        self._packer = packer
+        # What compresses a topic's records; None: nothing does.
+        self.packer_of: Callable[[str], Packer | None] = lambda _topic: packer
 
     def make(self, output: MergeOutput, stop: Callable[[], bool]) -> MergedBundle | None:
         """Make one bundle; None when told to stop.
@@ -253,9 +254,10 @@ class Merger:
             at += part.log_bytes
         index = b"".join(items)
         section, may_be_sparse = None, run.parts.log_gone > 0
-        if packs and self._packer is not None and run.parts.log_bytes:
+        packer = self.packer_of(run.queue.topic) if packs and run.parts.log_bytes else None
+        if packer is not None:
             whole = b"".join(records)
-            section = self._packer.pack(run.queue.topic, whole, index, may_be_sparse=may_be_sparse)
+            section = packer.pack(run.queue.topic, whole, index, may_be_sparse=may_be_sparse)
         return row_of(run), section or build_section(records, index, may_be_sparse=may_be_sparse)
 
 
@@ -294,11 +296,10 @@ class MergeThread:
         say: Callable[[Fact], None],
     ) -> None:
         settings = context.settings
-        throttle = context.throttle(settings.upload_rate_bytes_s)
-        packer = Packer(settings.compression) if settings.compression else None
+        self._throttle = context.throttle(settings.upload_rate_bytes_s)
         self._uploader = uploader
-        self._merger = Merger(uploader, store, prefix, throttle.take, packer=packer)
-        self._policy = settings.merge_policy
+        self._merger = Merger(uploader, store, prefix, self._throttle.take, packer=None)
+        self.reconfigure(settings)
         self._prefix = prefix
         self._state = state
         self._say = say
@@ -316,6 +317,19 @@ class MergeThread:
         # The last error, and when the first of these came.
         self._trouble: tuple[BackendError, float] | None = None
         self._turn = threading.Lock()
+
+    def reconfigure(self, settings: DispatchSettings) -> None:
+        """Go on with others (``DispatchSettings.while_running``)."""
+        self._throttle.set_rate(settings.upload_rate_bytes_s)
+        self._policy = settings.merge_policy
+        compression_of = settings.compression_of or (lambda _topic: settings.compression)
+        packers: dict[Compression, Packer] = {}
+
+        def packer_of(topic: str) -> Packer | None:
+            wanted = compression_of(topic)
+            return packers.setdefault(wanted, Packer(wanted)) if wanted else None
+
+        self._merger.packer_of = packer_of
 
     def rounds_made(self, bundles: int) -> None:
         """Learn that so many bundles of level 0 are new. Of the build thread."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
@@ -15,7 +15,7 @@ from tiered.log.merge import BUNDLE_BYTES_MAX, FAN_IN, OWN_BYTES, MergePolicy
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -56,7 +56,8 @@ class DispatchSettings:
     default size, with room to spare, so that they are not three."""
     uploads_max: int = 8  # bundles on their way at once
     segment_bytes_max: int = 1024 * MIB  # a segment of the commit log is rolled at this size
-    segment_age_hours_max: float = 24.0  # and at this age
+    segment_age_s_max: float = 86_400.0
+    """And at this age, counted from its first part; a quiet queue's, too: nothing has to come behind it."""
     poll_s: float = 0.5
     """Pause between two looks at a store that grows slowly or not at all, at most; see ``pause_s``."""
     backoff_s_min: float = 0.1
@@ -71,9 +72,16 @@ class DispatchSettings:
     """Bytes uploaded in a second, at most; 0: no limit. Merging has the same limit once more."""
     compression: Compression | None = field(default_factory=Compression)
     """How merging compresses records at the last level; None: not at all."""
+    compression_of: Callable[[str], Compression | None] | None = None
+    """The same of a topic; None: of all as ``compression`` says."""
+    pauses: Callable[[str], bool] = field(default=lambda _topic: False)
+    """Whether nothing of a topic is taken for now, beside those that the journal says are paused."""
 
     def __post_init__(self) -> None:
-        for name in ("freshness_s", "bundle_bytes", "window_bytes", "uploads_max", "poll_s"):
+        for name in (
+            *("freshness_s", "bundle_bytes", "window_bytes", "uploads_max", "poll_s"),
+            *("segment_bytes_max", "segment_age_s_max"),
+        ):
             if getattr(self, name) <= 0:
                 raise InvalidError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.buffer_bytes_max < self.bundle_bytes:
@@ -114,7 +122,7 @@ class DispatchSettings:
             self.bundle_bytes,
             self.freshness_s,
             self.segment_bytes_max,
-            round(self.segment_age_hours_max * 3_600_000),
+            round(self.segment_age_s_max * 1000),
         )
 
     @property
@@ -126,8 +134,19 @@ class DispatchSettings:
             own_bytes=min(self.own_bytes, self.buffer_bytes_max),
             segment_bytes_max=self.segment_bytes_max,
             segment_age_ms_max=self.commit_policy.segment_age_ms_max,
-            compresses=self.compression is not None,
+            compresses=self.compression is not None or self.compression_of is not None,
         )
+
+    def while_running(self, new: DispatchSettings) -> DispatchSettings:
+        """These with what of new ones can change while a dispatcher runs."""
+        return replace(self, **{name: getattr(new, name) for name in CHANGEABLE})
+
+
+CHANGEABLE = (
+    *("freshness_s", "segment_bytes_max", "segment_age_s_max"),
+    *("read_rate_bytes_s", "upload_rate_bytes_s", "compression", "compression_of", "pauses"),
+)
+"""Of ``DispatchSettings``: what can change while a dispatcher runs."""
 
 
 # -- budget ------------------------------------------------------------------------------------------
@@ -243,6 +262,12 @@ class Throttle:
         self._lock = threading.Lock()
         self._free_at_s = 0.0
 
+    def set_rate(self, bytes_per_s: int) -> None:
+        """Go on at another pace."""
+        with self._lock:
+            self._rate = bytes_per_s
+            self._free_at_s = min(self._free_at_s, self._clock.monotonic_s())
+
     def take(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` more may be transferred. A large transfer delays those after it, not itself."""
         if not self._rate or not size_bytes:
@@ -282,7 +307,7 @@ class DispatchCounters:
     quarantined: int = 0  # damaged records put into quarantine
     missing: int = 0
     """Queue offsets of which the local store should have a message, and has nothing."""
-    sealed_segments: int = 0  # segments sealed on request
+    sealed_segments: int = 0  # segments sealed though nothing came behind them
     merged_bundles: int = 0  # bundles made by merging
     merged_parts: int = 0  # parts that were gathered into these
     merged_bytes: int = 0  # bytes of those, records and index, as they are before they are packed

@@ -139,6 +139,20 @@ class JournalWriter(Generic[S]):
         with self._lock:
             self._reader.catch_up()
 
+    def look(self) -> None:
+        """Apply what others have appended since: a request for the next entry by its number, which mostly is not there.
+
+        Raises:
+            FencedError: A newer epoch exists.
+        """
+        with self._lock:
+            while not self._in_flight:
+                found = self._reader.read_entry(self.number + 1)
+                if found is None:
+                    return
+                self._refuse(found[0])
+                self._apply(*found)
+
     def take_epoch(
         self, holder: Mapping[str, Any], *, remembered: JournalEnd = NOTHING_KNOWN
     ) -> None:

@@ -246,6 +246,17 @@ def _refuse_foreign(root: str, names: list[str]) -> None:
         )
     # A broken link is something, too.
     if not any(stat_if_there(f"{root}/{mark}", follows_links=False) for mark in _MARKS):
+        if any(
+            found
+            for name in names
+            if name[8:9] == "_"
+            for found in Path(root, name).glob("*/journal")
+        ):
+            raise InvalidError(
+                "this is a tier, and a broker's store is wanted here",
+                where=root,
+                do="give the broker's storePathRootDir; a tier stands where URL does",
+            )
         raise InvalidError(
             "not a RocketMQ store: there is neither commitlog nor checkpoint nor config",
             where=root,

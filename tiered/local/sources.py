@@ -58,6 +58,17 @@ def open_store(
     return RocketMQStore.open(directory, clock=clock, options=options)
 
 
+def kind_of(directory: str) -> str | None:
+    """What a directory is by its marks, in words, for errors; None: no broker's store."""
+    if _is_kafka([directory]):
+        return "a log directory of a Kafka node"
+    if _has(directory, "commitlog") or _has(directory, "consumequeue"):
+        return "a RocketMQ broker's store"
+    from tiered.local.jmq_files import is_jmq  # noqa: PLC0415
+
+    return "a JoyQueue broker's store" if is_jmq(directory) else None
+
+
 def _has(directory: str, name: str) -> bool:
     """Whether a directory has a folder of this name, as far as can be seen; what cannot, its opener reports."""
     try:

@@ -168,6 +168,14 @@ class Indexed:
     drop: tuple[str, ...]  # keys
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """From now on the writer takes nothing more of a topic, or goes on with it. From anybody."""
+
+    topic: str
+    is_paused: bool
+
+
 KINDS: Final[Mapping[str, type[Any]]] = {
     EPOCH: Epoch,
     "meta": Meta,
@@ -182,6 +190,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "lineage": LineageGrown,
     "incarnation": BeginAnew,
     "index": Indexed,
+    "pause": Pause,
     "timer_take": TimerTake,
     "timer_run": TimerRunBegins,
     "timer_handed": TimerHanded,

@@ -223,10 +223,14 @@ class Tail:
 
     def must_roll(self, now_ms: int, policy: CommitPolicy) -> bool:
         """Whether what comes next belongs into a new segment."""
+        return not self.is_open or self.is_done(now_ms, policy)
+
+    def is_done(self, now_ms: int, policy: CommitPolicy) -> bool:
+        """Whether it is full or old."""
         age_ms = now_ms - self.created_ms
         was_set_back = age_ms < -_CLOCK_SET_BACK_MS  # nobody knows how old it is
         is_full = self.size_bytes >= policy.segment_bytes_max
-        return not self.is_open or is_full or was_set_back or age_ms >= policy.segment_age_ms_max
+        return is_full or was_set_back or age_ms >= policy.segment_age_ms_max
 
 
 class CompositeFlatFile:
@@ -241,7 +245,7 @@ class CompositeFlatFile:
         self.next_try_s = 0.0
         self.failures = 0  # failed uploads in a row
         self.switches = 0  # file switches so far
-        self._policy = policy
+        self.policy = policy  # when to commit and when to roll
         self._tail = Tail.of(incarnation)
         self._commit_offset = incarnation.commit_offset
         self._taken_offset = incarnation.commit_offset
@@ -336,14 +340,14 @@ class CompositeFlatFile:
         """Cut the next group commit off the buffer; None when it is empty."""
         batches: list[RecordBatch] = []
         size = 0
-        while self._buffer and (not batches or size < self._policy.part_bytes):
+        while self._buffer and (not batches or size < self.policy.part_bytes):
             batch, _ = self._buffer.popleft()
             batches.append(batch)
             size += size_of(batch)
         if not batches:
             return None
         self._buffered -= size
-        if self._tail.must_roll(now_ms, self._policy):
+        if self._tail.must_roll(now_ms, self.policy):
             self._tail = Tail(self._log_taken, now_ms, is_open=True)
         commit = GroupCommit(
             self,
@@ -406,7 +410,7 @@ class CompositeFlatFile:
             given_up.append(last)
             self._durable.discard(last)
             for batch in reversed(last.batches):
-                self._buffer.appendleft((batch, now_s - self._policy.freshness_s))
+                self._buffer.appendleft((batch, now_s - self.policy.freshness_s))
             self._buffered += last.data_bytes
         self._log_taken = commit.log_offset
         self._taken_offset = commit.queue_offset
@@ -513,7 +517,7 @@ class QueueFiles:
 
         ``say`` has the journal say so, before any part of the new one can be named: these may have the same base.
         """
-        if not self._selects(queue):
+        if not self._selects(queue) and self.known(queue) is None:
             say()
             return True  # nothing is ever appended to it
         file = self.file(queue)
@@ -523,13 +527,23 @@ class QueueFiles:
                 return True
         return False
 
-    def starts(self) -> dict[MessageQueue, QueueOffset]:
-        """Where to go on in each local queue; those that are not tiered are as good as done."""
+    def starts(
+        self, passes: Callable[[MessageQueue], bool] | None = None
+    ) -> dict[MessageQueue, QueueOffset]:
+        """Where to go on in each local queue; those that are passed by (None: not tiered) are as good as done."""
         self._bounds = self._local.queues()
+        passes = passes or (lambda queue: not self._selects(queue))
         return {
-            queue: self.file(queue).append_offset if self._selects(queue) else bounds.end
+            queue: bounds.end if passes(queue) else self.file(queue).append_offset
             for queue, bounds in self._bounds.items()
         }
+
+    def reconfigure(self, policy: CommitPolicy, selects: Callable[[MessageQueue], bool]) -> None:
+        """Go on by another policy, and with other queues."""
+        with self._lock:
+            self._policy, self._selects = policy, selects
+            for file in self._files.values():
+                file.policy = policy
 
     def unknown(self) -> Unknown:
         """Those of ``starts`` that the journal has never met, and would not learn of by what they have."""

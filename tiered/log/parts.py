@@ -638,6 +638,14 @@ class IndexObject:
 
 
 @dataclass(frozen=True, slots=True)
+class PausedTopic:
+    """A topic of which the writer takes nothing."""
+
+    topic: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierState:
     """Everything that a broker's journal says."""
 
@@ -658,6 +666,12 @@ class TierState:
     """The key index's objects, in the order in which they were named."""
     timers: TimerFacts = field(default_factory=TimerFacts)
     """Of a journal of timers (``tiered.log.timers``)."""
+    paused: tuple[PausedTopic, ...] = ()  # in the order in which they were paused
+
+    @property
+    def paused_topics(self) -> frozenset[str]:
+        """Their names."""
+        return frozenset(one.topic for one in self.paused)
 
     def incarnation(self, queue: MessageQueue) -> Incarnation | None:
         """The present incarnation of a queue."""

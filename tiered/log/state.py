@@ -33,6 +33,7 @@ from tiered.log.actions import (
     LineageGrown,
     Meta,
     PartsNamed,
+    Pause,
     Quarantine,
     Seal,
     SectionsMerged,
@@ -50,6 +51,7 @@ from tiered.log.parts import (
     Incarnation,
     Part,
     Parts,
+    PausedTopic,
     Segment,
     TierState,
     decode_columns,
@@ -132,7 +134,10 @@ class TierMachine:
         parts = encode_columns(
             parts for one in state.placed() for parts in one.incarnation.tables()
         )
-        return {**_form().encode(state), "parts": parts}
+        document = {**_form().encode(state), "parts": parts}
+        if not state.paused:
+            del document["paused"]  # so that versions that know nothing of it read the checkpoint
+        return document
 
     def dump_chunks(self, state: TierState) -> Iterator[bytes]:
         """For a checkpoint: a few queues at a time."""
@@ -158,7 +163,7 @@ def _form() -> JsonForm[TierState]:
 
 def _state_of(members: Iterable[tuple[str, Any]]) -> TierState:
     """A state of what it says, by name; queues may come one at a time: all at once, a million segments take 160 MiB."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"paused": []}
     parts = _Taker(Parts.of(()))
     for name, value in members:
         if name == "parts":
@@ -444,6 +449,18 @@ def _index(work: _Work, said: Indexed) -> None:
         work.queues.update(changed[1])
 
 
+def _pause(work: _Work, said: Pause) -> None:
+    if work.may_mend:
+        others = tuple(one for one in work.state.paused if one.topic != said.topic)
+        is_known = len(others) < len(work.state.paused)
+        if said.is_paused and not is_known:
+            work.state = replace(
+                work.state, paused=(*others, PausedTopic(said.topic, work.entry.time_ms))
+            )
+        elif not said.is_paused:
+            work.state = replace(work.state, paused=others)
+
+
 def _timer(
     after: Callable[[TimerFacts, T, Bounds], TimerFacts | None], work: _Work, said: T
 ) -> None:
@@ -496,6 +513,7 @@ _HANDLERS: dict[type[Any], Callable[[_Work, Any], object]] = {
     Quarantine: _quarantine,
     BeginAnew: _begin_anew,
     Indexed: _index,
+    Pause: _pause,
     LineageGrown: _lineage,
     TimerTake: partial(_timer, after_take),
     TimerRunBegins: partial(_timer, after_run),

@@ -128,6 +128,8 @@ class MountSettings:
 class NotHandedOverError(InvalidError):
     """The broker was not decommissioned, and only such are to be served."""
 
+    reason = "not_decommissioned"
+
 
 class Mount:
     """A tier being served by this process. See the module's contract.

@@ -16,9 +16,7 @@ import resource
 import shutil
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from backends.base import foreign_below
 from backends.errors import (
@@ -30,7 +28,7 @@ from backends.errors import (
 )
 from backends.lazy_dataclass import dataclass
 from backends.local import HIDDEN, LocalFolderStore
-from backends.registry import PREFIX, probe
+from backends.registry import PREFIX, folder_of, probe
 from backends.registry import PREFIX as PROBES
 from backends.s3_bucket import plain_http_host, read_object_lock, read_rules
 from backends.wrapping import put_own
@@ -44,6 +42,7 @@ from tiered.upkeep.workplace import EXPIRED, GONE, UNREADABLE, report_lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
@@ -439,13 +438,6 @@ def trial_store(
         return
     with _scratch(folder if folder.is_dir() else folder.parent, probe_id) as scratch:
         yield scratch
-
-
-def folder_of(url: str) -> Path | None:
-    """The folder that a URL names; None for other stores."""
-    if not url.startswith("file:"):
-        return None
-    return Path(unquote("/" + url.removeprefix("file:").removeprefix("//localhost").strip("/")))
 
 
 def _require_makeable(folder: Path, *, is_new: bool) -> None:

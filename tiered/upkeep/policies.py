@@ -89,7 +89,7 @@ ROLES: Mapping[str, Role] = {
     READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),
     ARCHIVER: Role("what reads the tier and writes Parquet elsewhere", archives=True),
     RECLAIMER: Role(
-        "expire, gc, delete-topic, truncation, lease --break",
+        "expire, gc, delete-topic, truncation, pause, resume, lease --break",
         puts=_with_timers(_KEPT),
         deletes=_with_timers(_GONE),
         versions=False,

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue, QueueOffset
 
 FORMAT = 1
+AT_ONCE = 8
+"""Brokers read at once."""
+NO_WRITER, STOPPED, WRITING, DECOMMISSIONED = "no writer", "stopped", "writing", "decommissioned"
+STATES = (NO_WRITER, STOPPED, WRITING, DECOMMISSIONED)
+"""Of a broker that can be read, the worst first: its writer has ended without giving its lease back; it has ended; it is at
+work; the broker is gone."""
 Document = dict[str, Any]
 
 
@@ -94,12 +100,18 @@ def read_status(
     local: LocalStore | None,
     now_ms: int,
     selects: Callable[[str], bool] = lambda _topic: True,
+    takes: Callable[[Place], bool] = lambda _place: True,
+    told: Callable[[int, int], None] = lambda _count, _total: None,
 ) -> tuple[list[BrokerFacts], list[UnreadBroker]]:
     """Read all brokers under a URL, or those that fit the names. Of several one that cannot be read hides no other.
+
+    Several are read a few at once, and without their rates, which take a request for each of their newest entries.
 
     Args:
         local: The local store of the one broker that is meant.
         selects: Topics that are to be tiered: what the tier has never met of others is not a lag.
+        takes: Which of several brokers are meant.
+        told: How many are read, of how many.
 
     Raises:
         InvalidError: No tier fits; or there is a local store, and more than one fits, or the tier is of another store.
@@ -116,25 +128,34 @@ def read_status(
         places = [
             place
             for place in find_places(store)
-            if cluster in {None, place.cluster} and broker in {None, place.broker}
+            if cluster in {None, place.cluster} and broker in {None, place.broker} and takes(place)
         ]
     if not places:
         raise no_tier(store)
+    is_one = len(places) == 1
+
+    def read(place: Place) -> BrokerFacts | UnreadBroker:
+        reader = TierReader(store, place.prefix)
+        try:
+            return read_broker(
+                reader, place, now_ms, local=local, selects=selects, with_rate=is_one
+            )
+        except (DataError, OtherVersionError) as error:
+            if is_one:
+                raise
+            return UnreadBroker(place, error)
+        except BackendError as error:  # of this broker's objects alone, as in an archive class
+            if is_one or error.retriable or not error.needs_a_person:
+                raise
+            return UnreadBroker(place, StoreUnavailableError(str(error), do=what_to_do(error)))
+
     found: list[BrokerFacts] = []
     unread: list[UnreadBroker] = []
-    for place in places:
-        try:
-            reader = TierReader(store, place.prefix)
-            found.append(read_broker(reader, place, now_ms, local=local, selects=selects))
-        except (DataError, OtherVersionError) as error:
-            if len(places) == 1:
-                raise
-            unread.append(UnreadBroker(place, error))
-        except BackendError as error:  # of this broker's objects alone, as in an archive class
-            if len(places) == 1 or error.retriable or not error.needs_a_person:
-                raise
-            refused = StoreUnavailableError(str(error), do=what_to_do(error))
-            unread.append(UnreadBroker(place, refused))
+    with ThreadPoolExecutor(AT_ONCE, "tiered-status") as pool:
+        for count, one in enumerate(pool.map(read, places), 1):
+            found += [one] if isinstance(one, BrokerFacts) else []
+            unread += [one] if isinstance(one, UnreadBroker) else []
+            told(count, len(places))
     return found, unread
 
 
@@ -205,7 +226,11 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         "decommissioned_ms": state.store.get(HANDOVER, {}).get("time_ms"),
         "writer": state.writer,
         "holder": dict(state.holder),
-        "lease": _lease(facts.lease, now_ms),
+        "lease": (lease := _lease(facts.lease, now_ms)),
+        "state": _state_word(state, lease),
+        "paused": [
+            {**document_of(one), "lag_messages": _lag_of(rows, one.topic)} for one in state.paused
+        ],
         "refused_parts": state.refused_parts,
         **_totals(rows, set().union(*keys.values())),
         **_space(state),
@@ -352,6 +377,50 @@ def _lease(lease: LeaseState | None, now_ms: int) -> Document | None:
         "is_released": lease.released,
         "is_held": not lease.released and lease.expires_ms > now_ms,
     }
+
+
+def _state_word(state: TierState, lease: Document | None) -> str:
+    """One of ``STATES``."""
+    if HANDOVER in state.store:
+        return DECOMMISSIONED
+    if lease is None or lease["is_released"]:
+        return STOPPED
+    return WRITING if lease["is_held"] else NO_WRITER
+
+
+def worst_first(brokers: Iterable[Document], unread: Iterable[Document]) -> list[Document]:
+    """A row a broker of the document of a status: what cannot be read, what has lost messages, who has no writer, ..."""
+    rows = [
+        {
+            **{name: broker[name] for name in _FLEET},
+            "writer": broker["lease"]["host"] if broker["state"] == WRITING else "",
+            "reason": ", ".join(f"{one['topic']} is paused" for one in broker["paused"]),
+        }
+        for broker in brokers
+    ]
+    rows.sort(
+        key=lambda row: (
+            -row["quarantined"],
+            STATES.index(row["state"]),
+            -row["gaps"],
+            row["updated_ms"],
+        )
+    )
+    names = ("state", "cluster", "broker", "reason")
+    lost = sorted(unread, key=lambda one: -one["exit_code"])
+    return [*({name: one[name] for name in names} for one in lost), *rows]
+
+
+_FLEET = (
+    *("state", "cluster", "broker", "queue_count", "messages", "size_bytes", "gaps", "quarantined"),
+    "updated_ms",
+)
+
+
+def _lag_of(rows: Iterable[Document], topic: str) -> int | None:
+    """Messages of a topic that are not tiered; None without a local store."""
+    lags = [row["lag_messages"] for row in rows if row["topic"] == topic]
+    return sum(lag or 0 for lag in lags) if any(lag is not None for lag in lags) else None
 
 
 def _waiting(waiting: Waiting) -> Document:
