@@ -43,8 +43,29 @@ TOOLS = {
     "airflow.txt": ["apache-airflow-core==3.3.2", "apache-airflow-providers-standard==1.21.0"],
 }
 EXTRAS = {
-    "test.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql", "test"],
-    "runtime.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql"],
+    "test.txt": [
+        "bodies",
+        "charts",
+        "fsspec",
+        "iceberg",
+        "metrics",
+        "s3",
+        "s3fs",
+        "spark",
+        "sql",
+        "test",
+    ],
+    "runtime.txt": [
+        "bodies",
+        "charts",
+        "fsspec",
+        "iceberg",
+        "metrics",
+        "s3",
+        "s3fs",
+        "spark",
+        "sql",
+    ],
     "light.txt": [],
 }
 DIGEST = "# tables sha256: "

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {"tiered", "backends", "fetcher", "timer"}
-EXTRAS = {"bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql", "test"}
+EXTRAS = {"bodies", "charts", "fsspec", "iceberg", "metrics", "s3", "s3fs", "spark", "sql", "test"}
 SECONDS_MAX = 270
 """Far above what any extra takes beside Spark's download; far below what trying pairs takes: then it hangs."""
 

@@ -172,6 +172,8 @@ def register(
 _STALL_S_MIN = 5.0
 """One slow upload is no trouble, however short the freshness."""
 _STALL_AGAIN_S = 60.0
+STUCK_S = 600.0
+"""Standing still for so long without a known reason is a defect, which a new start may heal."""
 
 
 class TieredDispatcher:
@@ -231,6 +233,9 @@ class TieredDispatcher:
         self._read_throttle = self._context.throttle(settings.read_rate_bytes_s)
         self._last_commit_s = clock.monotonic_s()
         self._stall_said_s: float | None = None
+        self._followed_s: float | None = None
+        self.on_commit: Callable[[float], None] = lambda _seconds: None
+        """Told after each round how long ago its oldest message was read."""
         self._threads: list[threading.Thread] = []
 
     def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
@@ -379,6 +384,7 @@ class TieredDispatcher:
         self._merging.stands_back = True
         try:
             while not stop() and self.fault is None:
+                self._followed_s = self._clock.monotonic_s()
                 step_bytes = following.step_bytes(self._settings)
                 if not self.budget.has_room(step_bytes):
                     self._wait_for_room()
@@ -389,6 +395,7 @@ class TieredDispatcher:
                         self._merging.go_on()
                     self._clock.wait(self._stop, self._settings.pause_s)
         finally:
+            self._followed_s = None
             following.close()
 
     def file(self, queue: MessageQueue) -> CompositeFlatFile:
@@ -436,6 +443,17 @@ class TieredDispatcher:
     def is_stalled(self) -> bool:
         """Nothing could be committed for longer than three times the freshness (and ``_STALL_S_MIN``)."""
         return self.seconds_without_commit() > max(_STALL_S_MIN, 3 * self._settings.freshness_s)
+
+    @property
+    def stuck(self) -> str:
+        """What stands still without a reason that is known here, in one clause; empty: nothing does. From any thread."""
+        followed_s, settings = self._followed_s, self._settings
+        now_s = self._clock.monotonic_s()
+        if followed_s and now_s - followed_s > STUCK_S and not settings.read_rate_bytes_s:
+            return f"the local store was last looked at {now_s - followed_s:.0f} s ago"
+        if self.seconds_without_commit() > STUCK_S and not settings.upload_rate_bytes_s:
+            return f"nothing could be committed for {self.seconds_without_commit():.0f} s"
+        return ""
 
     def seal_all(self, stop: Callable[[], bool]) -> int:
         """Seal the open segment of every queue that is settled, while started; how many are being sealed.
@@ -553,7 +571,8 @@ class TieredDispatcher:
         counters.unmirrored = self._journal.unmirrored
         self.budget.release(items * ITEM_MEMORY_BYTES)
         if some:
-            self._last_commit_s = self._clock.monotonic_s()
+            now_s = self._last_commit_s = self._clock.monotonic_s()
+            self.on_commit(now_s - min(commit.oldest_s for commit in some))
             self._merging.rounds_made(bundles)
 
     def _wait_for_room(self) -> None:
