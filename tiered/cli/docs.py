@@ -150,6 +150,31 @@ def _setting_cells(setting: Setting) -> list[str]:
     return [cell.replace("|", "\\|") for cell in cells]
 
 
+_HEALTH_PAGES = (
+    (
+        "`/livez`",
+        (
+            "it goes on, or waits for something that has a name: a lease, a store that does not answer, a"
+            " certificate, room"
+        ),
+        "only a new start can help: nothing moves for ten minutes, for no known reason, or it ends",
+    ),
+    (
+        "`/readyz`",
+        (
+            "it does its work. Of a mount: clients may come. A store that does not answer changes nothing for"
+            " `attach` and `timer run`"
+        ),
+        "it is being opened, waits for a lease, or ends",
+    ),
+    (
+        "`/healthz`",
+        "all is well",
+        "something is wrong, here or with the store: for alerts, never for restarts",
+    ),
+)
+
+
 def metrics_page() -> str:
     """Every metric."""
     return _page(
@@ -157,36 +182,11 @@ def metrics_page() -> str:
         "`--metrics-listen HOST:PORT` of `attach`, `mount` and `timer run` serves these at `/metrics` for Prometheus (the",
         "extra `metrics` of the package), and three pages of health. Each answers with one line that names the reason.",
         "",
-        *_table(
-            "page | 200 | 503",
-            (
-                (
-                    "`/livez`",
-                    (
-                        "it goes on, or waits for something that has a name: a lease, a store that does not answer, a"
-                        " certificate, room"
-                    ),
-                    "only a new start can help: nothing moves for ten minutes, for no known reason, or it ends",
-                ),
-                (
-                    "`/readyz`",
-                    (
-                        "it does its work. Of a mount: clients may come. A store that does not answer changes nothing for"
-                        " `attach` and `timer run`"
-                    ),
-                    "it is being opened, waits for a lease, or ends",
-                ),
-                (
-                    "`/healthz`",
-                    "all is well",
-                    "something is wrong, here or with the store: for alerts, never for restarts",
-                ),
-            ),
-        ),
+        *_table("page | 200 | 503", _HEALTH_PAGES),
         "",
         "All three are served from the start of the command on, also while it waits for another process's lease. Of",
         "`attach`, `/healthz` answers 503 when nothing could be committed for longer than three times the freshness (and",
-        "5 s), which the log tells as well.",
+        "5 s), which the log tells as well. Alert rules, a board and what to do: [runbooks.md](runbooks.md).",
         "",
         "## Of every process",
         "",
