@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import builtins
     import random
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from typing_extensions import Buffer
 
@@ -388,6 +389,8 @@ class _Tries:
 # -- counting --------------------------------------------------------------------------------------
 
 PAGE_KEYS = 1000
+_ANSWERS = (ObjectNotFoundError, AlreadyExistsError, PreconditionFailedError)
+"""Without a reason these are what was asked: whether something is there, or still the same."""
 _GIB = 1 << 30
 
 
@@ -411,7 +414,7 @@ class KindCount:
 
     requests: int = 0  # how many were made, failed ones included
     errors: Mapping[str, int] = field(default_factory=dict)
-    """How many failed, by the name of the error's class."""
+    """How many failed, by the name of the error's class; that something is there, or not, is no failure."""
     bytes_up: int = 0  # bytes sent in bodies
     bytes_down: int = 0  # bytes received in bodies
 
@@ -473,6 +476,8 @@ class MeteredStore(AroundStore):
         self._lock = threading.Lock()
         self._counts: dict[Kind, KindCount] = {}
         self._retries = 0
+        self.timing: Callable[[Kind], AbstractContextManager[object]] = lambda _kind: nullcontext()
+        """Entered around each request, and the first page of each listing."""
 
     def count_retry(self) -> None:
         """A failed request is about to be made again."""
@@ -486,7 +491,7 @@ class MeteredStore(AroundStore):
             return MeterSnapshot(dict(self._counts), self._prices, self._retries)
 
     def around(self, asked: StoreCall, call: Callable[[], _T]) -> _T:
-        with self._counted(asked):
+        with self._counted(asked), self.timing(asked.kind):
             found = call()
         if asked.kind == "get":
             self._add("get", down=_size_down(found))
@@ -494,8 +499,14 @@ class MeteredStore(AroundStore):
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         with self._counted(StoreCall("list")):
-            for number, found in enumerate(self._inner.list(prefix, start_after=start_after)):
-                if number and number % PAGE_KEYS == 0:
+            listing = self._inner.list(prefix, start_after=start_after)
+            with self.timing("list"):
+                first = next(listing, None)
+            if first is None:
+                return
+            yield first
+            for number, found in enumerate(listing, 1):
+                if number % PAGE_KEYS == 0:
                     self._add("list", requests=1)
                 yield found
 
@@ -508,7 +519,8 @@ class MeteredStore(AroundStore):
         try:
             yield
         except BackendError as error:
-            self._add(asked.kind, error=type(error).__name__)
+            if error.reason or not isinstance(error, _ANSWERS):
+                self._add(asked.kind, error=type(error).__name__)
             raise
 
     def _add(

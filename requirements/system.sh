@@ -2,7 +2,7 @@
 # What the tests want beside Python packages: a JDK with Maven, the oracles (RocketMQ, Kafka) built with them, MinIO, and Chromium.
 #
 #   system.sh         all of it
-#   system.sh minio   MinIO alone
+#   system.sh minio   MinIO alone; likewise `promtool`, which checks metrics and alert rules
 #
 # Says what is there, installs what can be had (the JDK and Maven with apt, as root; MinIO is built, with Go on PATH or from
 # the package index), and names loudly what has to be left out. With TIERED_REQUIRE=1 anything left out is a failure.
@@ -80,6 +80,22 @@ minio() {
     go=$(go_command) && GO=$go localstack/minio.sh install
 }
 
+promtool() { # out of Debian's package of Prometheus, without installing that: it would start a server
+    local home=${PROMTOOL_HOME:-$HOME/.cache/tiered-promtool} made
+    [[ $(type -P promtool) || -x $home/promtool ]] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
+    made=$(mktemp -d)
+    chmod 755 "$made"
+    if ! (cd "$made" && apt-get -qq download prometheus) &>/dev/null; then
+        ((EUID)) || apt-get -qq -o DPkg::Lock::Timeout=300 update &>/dev/null || true
+        (cd "$made" && apt-get -qq download prometheus) >&2
+    fi
+    dpkg-deb -x "$made"/prometheus_*.deb "$made/x"
+    mkdir -p "$home"
+    mv "$made/x/usr/bin/promtool" "$home/promtool"
+    rm -rf "$made"
+}
+
 want() { # want FUNCTION WHAT CONSEQUENCE
     local status=0
     # In a subshell with -e: a function called as a condition would go on after a failed command.
@@ -98,7 +114,8 @@ if [[ ${1:-all} == all ]]; then
     fi
     want chromium "Chromium" "slow tests of the pages in a browser"
 fi
-want minio "MinIO" "tests marked go"
+if [[ ${1:-all} == all || $1 == minio ]]; then want minio "MinIO" "tests marked go"; fi
+if [[ ${1:-all} == all || $1 == promtool ]]; then want promtool "promtool" "tests of alert rules and of the metrics' form"; fi
 
 ((${#left_out[@]})) || exit 0
 {

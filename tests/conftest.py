@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from support.captures import unpack
 from support.command_line import CommandLine
-from support.servers import S3Server, run_minio, run_ministack, run_moto, use_server
+from support.servers import S3Server, missing, run_minio, run_ministack, run_moto, use_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 settings.register_profile("tiered", deadline=None)  # a loaded machine is not a failure
 settings.register_profile("quick", deadline=None, max_examples=10)  # of `make quick`
@@ -97,6 +98,18 @@ def moto_environment(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
     """moto, found through the environment."""
     use_server(moto, monkeypatch)
     return moto
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    """Prometheus' own checker of metrics and rules."""
+    cached = Path(os.environ.get("PROMTOOL_HOME") or Path.home() / ".cache/tiered-promtool")
+    found = shutil.which("promtool") or shutil.which("promtool", path=cached)
+    return (
+        Path(found)
+        if found
+        else missing("promtool is not installed; requirements/system.sh promtool fetches it")
+    )
 
 
 @pytest.fixture

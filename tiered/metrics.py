@@ -1,15 +1,26 @@
-"""The metrics that are served to Prometheus: their table, and the text form. docs/metrics.md is made of the table."""
+"""The metrics that are served to Prometheus: their table, from which docs/metrics.md is made, and what serves them.
+
+``prometheus_client`` has the text form, the histograms and the process's own metrics; it is loaded when they are wanted.
+"""
 
 from __future__ import annotations
 
 import enum
+import platform
 from dataclasses import field, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
+from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from prometheus_client import Histogram
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.metrics_core import Metric as Family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -21,6 +32,8 @@ class MetricType(enum.Enum):
     """Goes up and down."""
     COUNTER = "counter"
     """Only grows, from 0 at the start of the process."""
+    HISTOGRAM = "histogram"
+    """How often a duration was how long: ``_bucket``, ``_sum`` and ``_count``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,7 @@ class Metric:
     kind: MetricType  # gauge or counter
     help: str  # what it says, and what to do about it where that is not plain
     labels: tuple[str, ...] = ()  # names of its labels
+    buckets: tuple[float, ...] = ()  # of a histogram: upper bounds but for infinity, in its unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,22 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-_G, _C = MetricType.GAUGE, MetricType.COUNTER
+_G, _C, _H = MetricType.GAUGE, MetricType.COUNTER, MetricType.HISTOGRAM
+_REQUEST_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_COMMIT_BUCKETS_S = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
+
+PROCESS_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "tiered_build_info", _G, "1; its labels say which version this is.", ("version", "python")
+    ),
+    Metric("process_cpu_seconds_total", _C, "Processor time that the process took."),
+    Metric("process_resident_memory_bytes", _G, "Memory of the whole process."),
+    Metric("process_virtual_memory_bytes", _G, "Its address space."),
+    Metric("process_open_fds", _G, "Open files and sockets."),
+    Metric("process_max_fds", _G, "Their limit."),
+    Metric("process_start_time_seconds", _G, "When it began, Unix time."),
+)
+"""Of every process that serves metrics."""
 
 METRICS: tuple[Metric, ...] = (
     Metric("tiered_up", _G, "1 while messages are tiered, 0 when this process has given up."),
@@ -69,6 +98,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("tiered_bundles_total", _C, "Bundles that they lie in, each one object."),
     Metric("tiered_rounds_total", _C, "Journal entries that made parts durable."),
     Metric(
+        "tiered_commit_seconds",
+        _H,
+        "From when the oldest message of a journal entry was read to when the entry was durable: normal is up to the"
+        " freshness and an upload.",
+        (),
+        _COMMIT_BUCKETS_S,
+    ),
+    Metric(
         "tiered_unmirrored_checkpoints_total",
         _C,
         "Checkpoints without a second copy below meta/journal/; a lost journal would be rebuilt from an older one.",
@@ -80,8 +117,16 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_request_errors_total",
         _C,
-        "Requests that failed, by class of the error.",
+        "Requests that failed, by class of the error. Answers that are asked for (an object that is not there yet or is"
+        " there already, another version) are none.",
         ("kind", "error"),
+    ),
+    Metric(
+        "tiered_request_seconds",
+        _H,
+        "How long requests to the object store took, failed ones too; of a listing, its first page.",
+        ("kind",),
+        _REQUEST_BUCKETS_S,
     ),
     Metric("tiered_transfer_bytes_total", _C, "Bytes of bodies, up or down.", ("direction",)),
     Metric(
@@ -234,7 +279,6 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_buffer_bytes", _G, "Memory held for records and uploads."),
     Metric("tiered_buffer_bytes_max", _G, "Its limit; at it, following pauses."),
-    Metric("tiered_resident_bytes", _G, "Memory of the whole process."),
 )
 
 MOUNT_METRICS: tuple[Metric, ...] = (
@@ -264,10 +308,11 @@ MOUNT_METRICS: tuple[Metric, ...] = (
         "1 while the files of `--acl` have changed and cannot be read: the rules before stay in force.",
     ),
     Metric(
-        "tiered_mount_request_seconds_total",
-        _C,
+        "tiered_mount_request_seconds",
+        _H,
         "From a request to its answer; the time that a request is held counts.",
         ("request",),
+        _REQUEST_BUCKETS_S,
     ),
     Metric(
         "tiered_mount_answers_total",
@@ -357,10 +402,10 @@ MOUNT_METRICS: tuple[Metric, ...] = (
         in {
             "tiered_requests_total",
             "tiered_request_errors_total",
+            "tiered_request_seconds",
             "tiered_transfer_bytes_total",
             "tiered_request_dollars_total",
             "tiered_request_retries_total",
-            "tiered_resident_bytes",
         }
     ),
 )
@@ -386,12 +431,7 @@ _OF_A_MEMBER: tuple[Metric, ...] = (
 
 FLEET_METRICS: tuple[Metric, ...] = (
     *_OF_A_MEMBER,
-    *(
-        metric
-        if metric.name == "tiered_resident_bytes"
-        else replace(metric, labels=(*metric.labels, BROKER))
-        for metric in MOUNT_METRICS
-    ),
+    *(replace(metric, labels=(*metric.labels, BROKER)) for metric in MOUNT_METRICS),
 )
 """Of a member of a fleet: those of a mount, each with its broker (`cluster/broker`), and some of its own."""
 
@@ -454,35 +494,116 @@ TIMER_METRICS: tuple[Metric, ...] = (
 """Of ``tiered timer run``."""
 
 
-def render(samples: Iterable[Sample], metrics: Iterable[Metric] = METRICS) -> str:
-    """The text that Prometheus reads. Metrics come in the table's order; those without a sample are left out.
+class Exposition:
+    """What a process serves: samples taken when it is asked, durations measured meanwhile, and the process itself.
 
-    Raises:
-        KeyError: A sample of a metric that is not in the table, or without one of its labels.
+    Any thread may call anything.
     """
-    table = {metric.name: metric for metric in metrics}
-    rows: dict[str, list[str]] = {name: [] for name in table}
-    for sample in samples:
-        metric = table[sample.name]
-        pairs = ",".join(f'{name}="{_escaped(sample.labels[name])}"' for name in metric.labels)
-        label = f"{{{pairs}}}" if pairs else ""
-        rows[sample.name].append(f"{sample.name}{label} {_number(sample.value)}")
-    lines: list[str] = []
-    for name, found in rows.items():
-        if found:
-            lines += [
-                f"# HELP {name} {table[name].help}",
-                f"# TYPE {name} {table[name].kind.value}",
-            ]
-            lines += found
-    return "\n".join([*lines, ""])
+
+    def __init__(
+        self,
+        metrics: Iterable[Metric],
+        samples: Callable[[], Iterable[Sample]],
+        *,
+        of_process: bool = True,
+    ) -> None:
+        """``samples``: taken at each scrape; ``of_process``: with ``PROCESS_METRICS``.
+
+        Raises:
+            InvalidError: ``prometheus_client`` is not installed.
+        """
+        try:
+            import prometheus_client  # noqa: PLC0415 (loaded when metrics are wanted)
+        except ImportError as error:
+            raise InvalidError(
+                "metrics need prometheus-client, which is not installed",
+                do="pip install 'tieredmq[metrics]', or leave --metrics-listen and --metrics-file out",
+            ) from error
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the process's own start says it
+        self._client = prometheus_client
+        self._table = {metric.name: metric for metric in metrics}
+        self._samples = samples
+        self._of_process = of_process
+        self._registry = prometheus_client.CollectorRegistry()
+        if of_process:
+            prometheus_client.ProcessCollector(registry=self._registry)
+            self._table[_BUILD.name] = _BUILD
+        self._registry.register(_Samples(self.families))
+        self._histograms: dict[str, Histogram] = {}
+
+    def timing(self, name: str, **labels: str) -> AbstractContextManager[object]:
+        """Measure how long a block takes, for a histogram of the table."""
+        return self._histogram(name, labels).time()
+
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        """Note how long something took, for a histogram of the table."""
+        self._histogram(name, labels).observe(seconds)
+
+    def _histogram(self, name: str, labels: Mapping[str, str]) -> Histogram:
+        found = self._histograms.get(name)
+        if found is None:
+            metric = self._table[name]
+            found = self._client.Histogram(
+                name, metric.help, metric.labels, registry=None, buckets=metric.buckets
+            )
+            # Two threads may make one each: one of the two is kept.
+            found = self._histograms.setdefault(name, found)
+        return found.labels(**labels) if labels else found
+
+    def text(self) -> str:
+        """The text that Prometheus reads."""
+        return self._client.generate_latest(self._registry).decode()
+
+    def families(self) -> Iterator[Family]:
+        """Everything of the table, in its order; what has no sample is left out.
+
+        Raises:
+            KeyError: A sample of a metric that is not in the table, or without one of its labels.
+        """
+        rows: dict[str, list[Sample]] = {name: [] for name in self._table}
+        for sample in self._samples():
+            rows[sample.name].append(sample)
+        if self._of_process:
+            said = {"version": version("tieredmq"), "python": platform.python_version()}
+            rows[_BUILD.name].append(Sample(_BUILD.name, 1, said))
+        for name, found in rows.items():
+            if found:
+                yield self._family(self._table[name], found)
+            elif name in self._histograms:
+                yield from self._histograms[name].collect()
+
+    def _family(self, metric: Metric, samples: Iterable[Sample]) -> Family:
+        core = self._client.metrics_core
+        said = metric.name, metric.help
+        family: CounterMetricFamily | GaugeMetricFamily = (
+            core.CounterMetricFamily(*said, labels=metric.labels)
+            if metric.kind is MetricType.COUNTER
+            else core.GaugeMetricFamily(*said, labels=metric.labels)
+        )
+        for sample in samples:
+            family.add_metric([_told(sample.labels[name]) for name in metric.labels], sample.value)
+        return family
 
 
-def _escaped(value: str) -> str:
+def render(samples: Iterable[Sample], metrics: Iterable[Metric] = METRICS) -> str:
+    """The text that Prometheus reads, of these samples alone; as ``Exposition``."""
+    return Exposition(metrics, lambda: samples, of_process=False).text()
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """What a registry asks for families."""
+
+    collect: Callable[[], Iterator[Family]]
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: else a registry would take samples before anything is there to be measured."""
+        return ()
+
+
+_BUILD = PROCESS_METRICS[0]
+
+
+def _told(value: str) -> str:
     """A label's value; bytes that are no UTF-8 become U+FFFD."""
-    text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

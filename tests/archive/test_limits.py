@@ -288,7 +288,7 @@ def test_the_command_in_parts(
     assert (first.document["segments"], first.document["postponed"]) == (1, planned["planned"] - 1)
     assert "left to the next run" in first.err
     text = metrics.read_text()
-    assert "\ntiered_archive_run_segments 1\n" in text
+    assert "\ntiered_archive_run_segments 1.0\n" in text
     assert list(tmp_path.glob("*.tmp")) == []
     topic = planned["tasks"][-1]["topic"]
     kept = here(*words, "--exclude", topic, "--json").good().document

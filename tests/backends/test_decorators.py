@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from support.case_folding import CaseFoldingStore
 
 from backends.base import ByteRange, Capabilities, ObjectStore, Version
 from backends.errors import (
+    SETTINGS,
     AlreadyExistsError,
     BackendError,
     ObjectNotFoundError,
@@ -50,6 +53,9 @@ from backends.wrapping import (
 )
 from tiered.api.stores import with_retries
 from tiered.clock import ManualClock, SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Bench:
@@ -457,12 +463,45 @@ def test_meter_counts_by_kind():
         "compare_and_set": 2,
         "delete": 1,
     }
-    assert seen.kinds["put"].errors == {"AlreadyExistsError": 1}
-    assert seen.kinds["head"].errors == {"ObjectNotFoundError": 1}
-    assert (seen.requests, seen.errors) == (11, 3)
+    assert (seen.requests, seen.errors) == (11, 0)  # what is there, and what is not, are answers
     assert (seen.bytes_up, seen.bytes_down) == (5 + 2 + 3 + 1, 5 + 3 + 5)
     wanted = (4 * 0.005 + 6 * 0.0004) / 1000 + 13 / 2**30
     assert seen.dollars == pytest.approx(wanted)
+
+
+def test_meter_counts_what_failed():
+    """A bucket that is not there is an error, unlike an object."""
+    gone = ObjectNotFoundError("no such bucket")
+    gone.reason = SETTINGS
+    for error in (gone, UnavailableError("busy")):
+        store = MeteredStore(MemoryStore())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store.inner, "head", Mock(side_effect=error))
+            with pytest.raises(type(error)):
+                store.head("a")
+        assert store.snapshot().kinds["head"].errors == {type(error).__name__: 1}
+
+
+def test_meter_has_each_request_timed():
+    store, timed = MeteredStore(MemoryStore()), []
+
+    @contextmanager
+    def timing(kind: str) -> Iterator[None]:
+        timed.append(f"{kind} begins")
+        yield
+        timed.append(f"{kind} ends")
+
+    store.put_if_absent("a", b"1")
+    store.put_if_absent("b", b"1")
+    store.timing = timing
+    store.get("a")
+    listing = store.list("")
+    assert next(listing).key == "a"
+    timed.append("what its reader does")
+    assert [one.key for one in listing] == ["b"]
+    assert not list(store.list("c"))
+    of_list = ["list begins", "list ends"]
+    assert timed == ["get begins", "get ends", *of_list, "what its reader does", *of_list]
 
 
 def test_meter_counts_pages_of_a_listing():

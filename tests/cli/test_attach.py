@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import re
 import shutil
 import signal
 import time
 import urllib.error
 import urllib.request
-from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
@@ -254,11 +255,11 @@ def metrics_of(process: subprocess.Popen[bytes]) -> str:
     return re.search(r"http://127.0.0.1:\d+", said)[0]
 
 
-def values_of(base: str) -> dict[str, str]:
+def values_of(base: str) -> dict[str, float]:
     status, text = fetch(f"{base}/metrics")
     assert status == 200
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return dict(line.rsplit(" ", 1) for line in lines)
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -320,19 +321,24 @@ def test_metrics_and_health_are_served(start: Start, basic: Path, tmp_path: Path
         while True:
             values = values_of(base)
             lag = values.get('tiered_lag_messages{topic="orders"}')  # told a moment after the total
-            if (values.get("tiered_committed_messages_total"), lag) == ("2613", "0"):
+            if (values.get("tiered_committed_messages_total"), lag) == (2613, 0):
                 break
             assert time.monotonic() < deadline, values
             time.sleep(0.1)
-        assert values["tiered_up"] == "1"
-        assert int(values['tiered_requests_total{kind="put"}']) > 3
-        assert int(values["tiered_parts_total"]) >= 25 > int(values["tiered_bundles_total"]) > 0
-        assert (
-            values["tiered_merge_retries_total"]
-            == values["tiered_unmergeable_bundles_total"]
-            == "0"
-        )
-        assert int(values["tiered_resident_bytes"]) > 1 << 20
+        assert values["tiered_up"] == 1
+        assert (puts := values['tiered_requests_total{kind="put"}']) > 3
+        assert 0 < values['tiered_request_seconds_count{kind="put"}'] <= puts
+        assert values["tiered_commit_seconds_count"] == values["tiered_rounds_total"] > 0
+        assert 0 < values["tiered_commit_seconds_sum"] < 60 * values["tiered_rounds_total"]
+        assert values["tiered_parts_total"] >= 25 > values["tiered_bundles_total"] > 0
+        assert values["tiered_merge_retries_total"] == 0
+        assert values["tiered_unmergeable_bundles_total"] == 0
+        assert values["process_resident_memory_bytes"] > 1 << 20
+        said = f'{{python="{platform.python_version()}",version="{version("tieredmq")}"}}'
+        assert values[f"tiered_build_info{said}"] == 1
+        # Looking whether a lease or an entry is there already is no error.
+        assert not [name for name in values if name.startswith("tiered_request_errors_total")]
+        assert fetch(f"{base}/livez") == fetch(f"{base}/readyz") == (200, "ok")
         assert fetch(f"{base}/healthz") == (200, "ok")
         assert fetch(f"{base}/other")[0] == 404
     finally:
@@ -358,7 +364,11 @@ def test_it_is_unhealthy_while_nothing_can_be_committed(start: Start, basic: Pat
         base = metrics_of(process)
         assert fetch(f"{base}/healthz") == (200, "ok")
         assert re.match(r"nothing could be committed for \d+ s", until_unhealthy(base))
-        assert values_of(base)["tiered_up"] == "0"
+        assert values_of(base)["tiered_up"] == 0
+        status, said = fetch(
+            f"{base}/livez"
+        )  # slow because it was told to be: no reason for a new start
+        assert (status, said.partition(" for ")[0]) == (200, "nothing could be committed")
     finally:
         process.terminate()
         process.communicate(timeout=60)
@@ -373,8 +383,8 @@ def test_it_is_unhealthy_when_its_index_has_ended(
     monkeypatch.setattr(Indexer, "step", ends)
     settings = AttachSettings(index=IndexSettings())
     attachment = Attachment.open(str(basic), f"file://{tmp_path}/tier", settings)
-    health = partial(is_well, attachment)
-    server = MetricsServer(Address("127.0.0.1", 0), metrics=str, health=health)
+    pages = {"/healthz": lambda: (not is_well(attachment), is_well(attachment))}
+    server = MetricsServer(Address("127.0.0.1", 0), str, pages)
     try:
         said = until_unhealthy(f"http://127.0.0.1:{server.port}")
         assert said == "the key index ended by a defect: ZeroDivisionError: "

@@ -48,7 +48,7 @@ def test_it_serves_until_it_is_told_to_stop_and_keeps_where_consumers_are(url: s
             client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
             client.heartbeat("c", "g", "orders")
             assert page(metrics, "/healthz") == (200, "ok")
-            assert page(metrics, "/readyz") == (200, "ok")
+            assert page(metrics, "/readyz") == page(metrics, "/livez") == (200, "ok")
             assert page(metrics, "/else")[0] == 404
             text = page(metrics, "/metrics")[1]
         assert 'tiered_mount_requests_total{request="PULL_MESSAGE"} 1' in text

@@ -12,7 +12,17 @@ import pytest
 
 PACKAGES = ("tiered", "backends", "fetcher", "timer")
 # Names of packages that anyone may publish: what we import must be this distribution's.
-HEAVY = ("numpy", "boto3", "botocore", "obstore", "fsspec", "s3fs", "pyarrow", "pyspark")
+HEAVY = (
+    "numpy",
+    "boto3",
+    "botocore",
+    "obstore",
+    "fsspec",
+    "s3fs",
+    "pyarrow",
+    "pyspark",
+    "prometheus_client",
+)
 
 
 def modules() -> Iterator[str]:

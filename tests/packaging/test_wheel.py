@@ -24,6 +24,7 @@ EXTRAS = {
     "charts",
     "fsspec",
     "iceberg",
+    "metrics",
     "s3",
     "s3fs",
     "spark",

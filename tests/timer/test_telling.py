@@ -97,9 +97,15 @@ def test_a_run_tells_its_metrics(
     found: list[str] = []
 
     def ask() -> None:
-        url = f"http://127.0.0.1:{ports.get(timeout=60)}/metrics"
-        with urllib.request.urlopen(url, timeout=60) as got:
-            found.append(got.read().decode())
+        base = f"http://127.0.0.1:{ports.get(timeout=60)}"
+        text = ""
+        while "tiered_timer_pending_messages" not in text:  # it is being opened
+            with urllib.request.urlopen(f"{base}/metrics", timeout=60) as got:
+                text = got.read().decode()
+        found.append(text)
+        for name in ("livez", "readyz"):
+            with urllib.request.urlopen(f"{base}/{name}", timeout=60) as got:
+                assert got.read() == b"ok"
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -109,7 +115,7 @@ def test_a_run_tells_its_metrics(
     asking.join()
     (text,) = found
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert values["tiered_timer_up"] == "1"
+    assert float(values["tiered_timer_up"]) == 1
     pending = float(values["tiered_timer_pending_messages"])
     assert 226 - done["handed"] <= pending <= 226
     assert float(values["tiered_timer_pending_hours"]) > 0

@@ -105,7 +105,7 @@ def test_what_is_taken_is_told_with_the_option(host: str):
     "host", ["127.0.0.1", "localhost", "", pytest.param("::1", marks=needs_v6)]
 )
 def test_metrics_are_served_at_each_address_of_a_host(host: str):
-    server = MetricsServer(Address(host, 0), metrics=lambda: "m 1\n", health=str)
+    server = MetricsServer(Address(host, 0), lambda: "m 1\n", {"/healthz": lambda: (True, "ok")})
     try:
         families = {"127.0.0.1", "::1"} if host == "" and has_v6() else {host or "127.0.0.1"}
         for at in families:

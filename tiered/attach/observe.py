@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from tiered.dispatch.dispatcher import TieredDispatcher
     from tiered.local.interface import LocalStore
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
-
-_PAGE_BYTES = 4096
 
 
 def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
@@ -43,7 +40,6 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
             Sample("tiered_store_trouble_seconds", seconds, {"reason": reason})
             for reason, seconds in attachment.patient.seconds_waiting().items()
         ),
-        Sample("tiered_resident_bytes", resident_bytes()),
     ]
 
 
@@ -57,6 +53,34 @@ def is_well(attachment: Attachment) -> str:
     troubles = sorted({one.told for one in attachment.patient.troubles()})
     why = f" ({'; '.join(troubles)})" if troubles else ""
     return f"nothing could be committed for {dispatcher.seconds_without_commit():.0f} s{why}"
+
+
+class WatchedWriter:
+    """An attachment as ``tiered.cli.serve`` shows it."""
+
+    def __init__(self, attachment: Attachment, clock: Clock) -> None:
+        self._attachment, self._clock = attachment, clock
+
+    def samples(self) -> list[Sample]:
+        """What it measures, as of now."""
+        return collect(self._attachment, self._clock)
+
+    def fault(self) -> str:
+        """What is wrong, in one clause; empty when nothing is."""
+        return is_well(self._attachment)
+
+    def unready(self) -> str:
+        """Why it does not do its work any more, in one clause. A store that does not answer is no reason."""
+        return "it ends" if self._attachment.is_stopping else ""
+
+    def stuck(self) -> str:
+        """Why only a new start can help, in one clause; empty while it goes on, or waits for something that has a name."""
+        attachment = self._attachment
+        if attachment.fault is not None:
+            return str(attachment.fault)
+        if attachment.dispatcher is None or attachment.patient.troubles():
+            return ""
+        return attachment.dispatcher.stuck
 
 
 def _lag(attachment: Attachment, dispatcher: TieredDispatcher, clock: Clock) -> Iterator[Sample]:
@@ -124,14 +148,6 @@ def request_samples(meter: MeteredStore) -> Iterator[Sample]:
     yield Sample("tiered_transfer_bytes_total", snapshot.bytes_up, {"direction": "up"})
     yield Sample("tiered_transfer_bytes_total", snapshot.bytes_down, {"direction": "down"})
     yield Sample("tiered_request_dollars_total", snapshot.dollars)
-
-
-def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 # -- how far the tier is behind the local store, queue by queue ------------------------------------

@@ -54,6 +54,7 @@ LEASE_S = 10.0
 _AGAIN_S = 0.5
 """Before a batch is tried again."""
 _SILENT_S = 10.0
+_STUCK_S = 600.0
 """A step that takes longer is told: tier or target do not answer."""
 _ENDING_S = 5.0
 """A step that is under way when we are told to stop may take so long, so that its entry is written; then nothing is tried
@@ -198,6 +199,7 @@ class TimerDelivery:
         self._looked_s = clock.monotonic_s()
         self._look_s = min(_LOOK_S_MAX, max(_LOOK_S, settings.near_ms / 100_000))
         self._free_s = clock.monotonic_s()  # by the rate, the next batch goes then
+        self._turned_s = clock.monotonic_s()
         self.trouble = ""  # why nothing can be handed over at present; empty when it can
         self.delivered = 0  # messages that the target's own wheel delivered
 
@@ -227,6 +229,21 @@ class TimerDelivery:
         """Messages that are held back for damage. From any thread."""
         hours = self.run.journal.state.timers.hours
         return sum(count_of(facts.held) for facts in hours.values() if facts.held)
+
+    def fault(self) -> str:
+        """What is wrong, in one clause; empty when nothing is."""
+        return self.trouble
+
+    def unready(self) -> str:
+        """Why it does not do its work any more; a tier or target that does not answer is no reason."""
+        return "it ends" if self._stop.is_set() else ""
+
+    def stuck(self) -> str:
+        """Why only a new start can help, in one clause. Tier and target are asked in a thread of their own."""
+        still_s = self._clock.monotonic_s() - self._turned_s
+        return (
+            f"due messages were last looked for {still_s:.0f} s ago" if still_s > _STUCK_S else ""
+        )
 
     def samples(self) -> list[Sample]:
         """What is measured (``TIMER_METRICS``), but for requests. From any thread."""
@@ -271,6 +288,7 @@ class TimerDelivery:
     def _work(self, pool: ThreadPoolExecutor) -> None:
         while not self._stop.is_set():
             self._lease.require()
+            self._turned_s = self._clock.monotonic_s()
             is_held = self._clock.monotonic_s() < self._free_s
             moved = 0 if is_held else self._beside_wheel(pool, self._step)
             self.delivered += self.target.tick()
@@ -287,7 +305,7 @@ class TimerDelivery:
         future, began_s, ending_s = pool.submit(step), self._clock.monotonic_s(), math.inf
         while not wait([future], timeout=self._tick_s()).done:
             self.delivered += self.target.tick()
-            now_s = self._clock.monotonic_s()
+            now_s = self._turned_s = self._clock.monotonic_s()
             if self._stop.is_set():
                 ending_s = min(ending_s, now_s + _ENDING_S)
             if now_s >= ending_s:

@@ -432,6 +432,11 @@ class Attachment:
         return self._fault or (self.dispatcher.fault if self.dispatcher else None)
 
     @property
+    def is_stopping(self) -> bool:
+        """It was told to end, or ends by itself."""
+        return self._should_stop()
+
+    @property
     def epoch(self) -> int:
         """Number of our epoch."""
         return self._journal.epoch

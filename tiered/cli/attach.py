@@ -30,6 +30,7 @@ from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import Moment, counted, few, format_size, topic_filter, unmatched
 from tiered.errors import InvalidError
+from tiered.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tiered.attach.settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
+    from tiered.cli.serve import Shown
     from tiered.dispatch.settings import Compression
     from tiered.local.interface import StoreReport
     from tiered.upkeep.compact_thread import CompactionThread
@@ -216,7 +218,10 @@ def run(call: Call, options: AttachOptions) -> int:
         hold_hangups(call)
     stopping = threading.Event()
     stopper = Stopper(call.watch, stopping.set, seconds=settings.drain_s)
-    with stopper:
+    with (
+        stopper,
+        metrics_served(call, options.metrics_listen, METRICS, "tiered_up") as shown,
+    ):
         attachment = open_unless_stopped(
             stopper,
             lambda: Attachment.open(
@@ -225,13 +230,13 @@ def run(call: Call, options: AttachOptions) -> int:
                 settings,
                 options=call.s3_options(),
                 clock=call.clock,
-                announce=partial(announce_lease, call, "lease"),
+                announce=partial(announce_lease, call, "lease", shown),
                 stopping=stopping,
             ),
         )
         if attachment is None:
             return stopper.exit_code if options.ends_by_itself else DONE
-        ending = follow(call, options, attachment)
+        ending = follow(call, options, attachment, shown)
     document = summary(options, attachment, ending)
     for line in lines(document):
         call.say(line)
@@ -247,7 +252,9 @@ def behave(niceness: int) -> None:
     bound_malloc()
 
 
-def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending:
+def follow(
+    call: Call, options: AttachOptions, attachment: Attachment, shown: Shown | None
+) -> Ending:
     """Run until the end, then drain; the attachment is closed in any case."""
     began_s = call.clock.monotonic_s()
     is_once = options.ends_by_itself
@@ -268,8 +275,9 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
     try:
         with contextlib.ExitStack() as stack:
             compaction = compacting(call, options, attachment, stack)
-            stack.enter_context(observed(call, options, attachment, compaction))
             stack.enter_context(reloaded(call, options, attachment))
+            if shown is not None:
+                watch(call, shown, attachment, compaction)
             stack.enter_context(progress)
             result = attachment.run(once=is_once, seal=options.seals, merge=options.merge)
             handover = hand_over(options, attachment)
@@ -362,24 +370,17 @@ def compacting(
     return stack.enter_context(thread)
 
 
-def observed(
-    call: Call, options: AttachOptions, attachment: Attachment, compaction: CompactionThread | None
-) -> contextlib.AbstractContextManager[None]:
-    """Serves metrics, where that is asked for."""
-    from tiered.attach.observe import collect, is_well
-    from tiered.metrics import render
+def watch(
+    call: Call, shown: Shown, attachment: Attachment, compaction: CompactionThread | None
+) -> None:
+    """Show how it goes, where that is asked for."""
+    from tiered.attach.observe import WatchedWriter
 
-    return metrics_served(
-        call,
-        options.metrics_listen,
-        metrics=lambda: render(
-            [
-                *collect(attachment, call.clock),
-                *(compaction.counters.samples() if compaction else ()),
-            ]
-        ),
-        health=lambda: is_well(attachment),
-    )
+    more = compaction.counters.samples if compaction else tuple
+    shown.watch(WatchedWriter(attachment, call.clock), attachment.meter, more)
+    if attachment.dispatcher is not None:
+        observe = shown.exposition.observe
+        attachment.dispatcher.on_commit = partial(observe, "tiered_commit_seconds")
 
 
 def read_settings(call: Call, options: AttachOptions) -> AttachSettings:

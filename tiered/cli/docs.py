@@ -15,7 +15,14 @@ from tiered.cli.attach import RELOADED, AttachOptions
 from tiered.cli.frame import HELP_OPTIONS, all_settings, program
 from tiered.cli.options import Shape, settings_of
 from tiered.cli.rules import RULES, TABLE
-from tiered.metrics import BROKER, FLEET_METRICS, METRICS, MOUNT_METRICS, TIMER_METRICS
+from tiered.metrics import (
+    BROKER,
+    FLEET_METRICS,
+    METRICS,
+    MOUNT_METRICS,
+    PROCESS_METRICS,
+    TIMER_METRICS,
+)
 from tiered.mount.protocol import REQUESTS
 
 if TYPE_CHECKING:
@@ -196,13 +203,49 @@ def _setting_cells(setting: Setting) -> list[str]:
     return [cell.replace("|", "\\|") for cell in cells]
 
 
+_HEALTH_PAGES = (
+    (
+        "`/livez`",
+        (
+            "it goes on, or waits for something that has a name: a lease, a store that does not answer, a"
+            " certificate, room"
+        ),
+        "only a new start can help: nothing moves for ten minutes, for no known reason, or it ends",
+    ),
+    (
+        "`/readyz`",
+        (
+            "it does its work. Of a mount: clients may come. A store that does not answer changes nothing for"
+            " `attach` and `timer run`"
+        ),
+        "it is being opened, waits for a lease, or ends",
+    ),
+    (
+        "`/healthz`",
+        "all is well",
+        "something is wrong, here or with the store: for alerts, never for restarts",
+    ),
+)
+
+
 def metrics_page() -> str:
     """Every metric."""
     return _page(
         "Metrics",
-        "`tiered attach --metrics-listen HOST:PORT` serves these at `/metrics` for Prometheus, and",
-        "`/healthz`, which answers 200 while messages are tiered, and 503 with the reason when not: it has ended, or",
-        "nothing could be committed for longer than three times the freshness (and 5 s), which the log tells as well.",
+        "`--metrics-listen HOST:PORT` of `attach`, `mount` and `timer run` serves these at `/metrics` for Prometheus (the",
+        "extra `metrics` of the package), and three pages of health. Each answers with one line that names the reason.",
+        "",
+        *_table("page | 200 | 503", _HEALTH_PAGES),
+        "",
+        "All three are served from the start of the command on, also while it waits for another process's lease. Of",
+        "`attach`, `/healthz` answers 503 when nothing could be committed for longer than three times the freshness (and",
+        "5 s), which the log tells as well. Alert rules, a board and what to do: [runbooks.md](runbooks.md).",
+        "",
+        "## Of every process",
+        "",
+        *_metrics_table(PROCESS_METRICS),
+        "",
+        "## Of `attach`",
         "",
         *_metrics_table(METRICS),
         "",

@@ -18,16 +18,14 @@ from tiered.cli.serve import ServingOptions, announce_lease, metrics_served, ope
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, topic_filter, unmatched
 from tiered.errors import InvalidError
-from tiered.metrics import FLEET_METRICS, MOUNT_METRICS, render
+from tiered.metrics import BROKER, FLEET_METRICS, MOUNT_METRICS
 
 if TYPE_CHECKING:
-    import contextlib
     import ssl
     from collections.abc import Mapping
 
     from tiered.cli.call import Call
-    from tiered.metrics import Metric
-    from tiered.mount.fleet import Fleet
+    from tiered.cli.serve import Shown
     from tiered.mount.mount import Mount, MountSettings
     from tiered.mount.offsets import Name
 
@@ -198,7 +196,10 @@ def run(call: Call, options: MountOptions) -> int:
 
     began_s = call.clock.monotonic_s()
     stopper = Stopper(call.watch, stop, seconds=settings.drain_s)
-    with stopper:
+    with (
+        stopper,
+        metrics_served(call, options.metrics_listen, MOUNT_METRICS, "tiered_mount_up") as shown,
+    ):
         mount = open_unless_stopped(
             stopper,
             lambda: Mount.open(
@@ -206,7 +207,7 @@ def run(call: Call, options: MountOptions) -> int:
                 settings,
                 options=call.s3_options(),
                 clock=call.clock,
-                announce=partial(announce_lease, call, "mount"),
+                announce=partial(announce_lease, call, "mount", shown),
                 stopping=stopping,
             ),
         )
@@ -214,8 +215,10 @@ def run(call: Call, options: MountOptions) -> int:
             return DONE
         mounts.append(mount)
         try:
-            with observed(call, options, mount, MOUNT_METRICS):
-                mount.run(lambda ready: tell(call, options, ready))
+            if shown is not None:
+                shown.watch(mount)
+                time_answers(shown, mount)
+            mount.run(lambda ready: tell(call, options, ready))
             document = summary(mount, call.clock.monotonic_s() - began_s)
         finally:
             mount.close()
@@ -242,8 +245,15 @@ def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int
     )
     with (
         Stopper(call.watch, fleet.stop, seconds=settings.drain_s) as stopper,
-        observed(call, options, fleet, FLEET_METRICS),
+        metrics_served(
+            call, options.metrics_listen, FLEET_METRICS, "tiered_fleet_members"
+        ) as shown,
     ):
+        if shown is not None:
+            shown.watch(fleet)
+            fleet.on_mount = lambda place, mount: time_answers(
+                shown, mount, **{BROKER: f"{place.cluster}/{place.broker}"}
+            )
         fleet.run()
     seconds = call.clock.monotonic_s() - began_s
     mounts = [summary(mount, seconds) for mount in fleet.ended if mount.server is not None]
@@ -252,16 +262,12 @@ def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int
     return DONE if fleet.is_drained else stopper.exit_code or NEEDS_A_PERSON
 
 
-def observed(
-    call: Call, options: MountOptions, served: Mount | Fleet, table: tuple[Metric, ...]
-) -> contextlib.AbstractContextManager[None]:
-    """Serves metrics of a mount or a fleet, where that is asked for."""
-    return metrics_served(
-        call,
-        options.metrics_listen,
-        metrics=lambda: render(served.samples(), table),
-        health=served.fault,
-        readiness=served.unready,
+def time_answers(shown: Shown, mount: Mount, **labels: str) -> None:
+    """Measure how long clients wait for a mount, and the mount for its tier."""
+    observe = shown.exposition.observe
+    shown.time_requests(mount.store.opened.meter, **labels)
+    mount.on_answered = lambda request, taken_s: observe(
+        "tiered_mount_request_seconds", taken_s, request=request, **labels
     )
 
 

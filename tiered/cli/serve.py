@@ -8,21 +8,24 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.addresses import Address, listening
 from tiered.cli import kinds
 from tiered.cli.options import flag, option
 from tiered.errors import TieredStoreError
+from tiered.metrics import Exposition, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from http.server import BaseHTTPRequestHandler
 
+    from backends.wrapping import MeteredStore
     from tiered.cli.call import Call
     from tiered.cli.signals import Stopper
     from tiered.journal.lease import LeaseState
+    from tiered.metrics import Metric
 
 T = TypeVar("T")
 
@@ -32,7 +35,7 @@ class MetricsOptions:
     """What a command can be told that serves metrics."""
 
     metrics_listen: Address | None = option(
-        "serve Prometheus metrics (/metrics), /healthz and, of a mount, /readyz at this address",
+        "serve Prometheus metrics (/metrics) and health (/livez, /readyz, /healthz) at this address",
         kinds.ADDRESS,
         default_text="not served",
     )
@@ -64,8 +67,10 @@ def open_unless_stopped(stopper: Stopper, open_it: Callable[[], T]) -> T | None:
         return None
 
 
-def announce_lease(call: Call, what: str, lease: LeaseState) -> None:
+def announce_lease(call: Call, what: str, shown: Shown | None, lease: LeaseState) -> None:
     """Say whom we wait for; ``what`` is what the holder has."""
+    if shown is not None:
+        shown.waits(f"it waits for the {what} of process {lease.holder.pid} on {lease.holder.host}")
     left_s = max(0.0, (lease.expires_ms - call.clock.now_ms()) / 1000)
     call.say(
         f"tiered: waiting for the {what} of process {lease.holder.pid} on {lease.holder.host}"
@@ -73,24 +78,115 @@ def announce_lease(call: Call, what: str, lease: LeaseState) -> None:
     )
 
 
+class Watched(Protocol):
+    """What a serving command shows of itself: each from any thread, and in one clause; empty: nothing."""
+
+    def samples(self) -> Iterable[Sample]:
+        """What it measures, as of now."""
+        ...
+
+    def fault(self) -> str:
+        """What is wrong, be it here or with what it needs."""
+        ...
+
+    def unready(self) -> str:
+        """Why it does not do its work, yet or any more."""
+        ...
+
+    def stuck(self) -> str:
+        """Why only a new start can help: it stands still, and waits for nothing that has a name."""
+        ...
+
+
+class Opening:
+    """Shown until there is something else: opening may take as long as another process holds the lease."""
+
+    def __init__(self, up: str) -> None:
+        """``up``: the metric that is 0 meanwhile."""
+        self._up = up
+        self.waits_for = "it is being opened"
+
+    def samples(self) -> Iterable[Sample]:
+        return [Sample(self._up, 0)]
+
+    def fault(self) -> str:
+        return self.waits_for
+
+    def unready(self) -> str:
+        return self.waits_for
+
+    def stuck(self) -> str:
+        return ""
+
+
+class Shown:
+    """What is shown at an address: at first that something is being opened, then what is open."""
+
+    def __init__(self, table: Iterable[Metric], up: str) -> None:
+        """Nothing is open; ``up``: the metric that is 0 until something is."""
+        self._opening = Opening(up)
+        self._watched: Watched = self._opening
+        self._more: Callable[[], Iterable[Sample]] = tuple
+        self.exposition = Exposition(table, self._samples)
+
+    def _samples(self) -> list[Sample]:
+        return [*self._watched.samples(), *self._more()]
+
+    def waits(self, what: str) -> None:
+        """Name what opening waits for."""
+        self._opening.waits_for = what
+
+    def watch(
+        self,
+        watched: Watched,
+        meter: MeteredStore | None = None,
+        more: Callable[[], Iterable[Sample]] = tuple,
+    ) -> None:
+        """Show this from now on, and how long requests to a store take; ``more``: what else is measured."""
+        self._watched, self._more = watched, more
+        if meter is not None:
+            self.time_requests(meter)
+
+    def time_requests(self, meter: MeteredStore, **labels: str) -> None:
+        """Measure how long requests to a store take."""
+        timing = self.exposition.timing
+        meter.timing = lambda kind: timing("tiered_request_seconds", kind=kind, **labels)
+
+    def pages(self) -> Mapping[str, Callable[[], tuple[bool, str]]]:
+        """Each page: whether all is well, and what there is to say."""
+
+        def well(wrong: str) -> tuple[bool, str]:
+            return not wrong, wrong or "ok"
+
+        def lives() -> tuple[bool, str]:
+            stuck = self._watched.stuck()
+            return not stuck, stuck or self._watched.fault() or "ok"
+
+        return {
+            "/healthz": lambda: well(self._watched.fault()),
+            "/livez": lives,
+            "/readyz": lambda: well(self._watched.unready()),
+        }
+
+
 @contextlib.contextmanager
 def metrics_served(
-    call: Call,
-    address: Address | None,
-    *,
-    metrics: Callable[[], str],
-    health: Callable[[], str],
-    readiness: Callable[[], str] | None = None,
-) -> Iterator[None]:
-    """Serve metrics and health at an address while the block runs."""
+    call: Call, address: Address | None, table: Iterable[Metric], up: str
+) -> Iterator[Shown | None]:
+    """Serve metrics and health at an address while the block runs; None: nobody asked for them.
+
+    Args:
+        up: The metric of the table that is 0 until there is something to watch.
+    """
     if address is None:
-        yield
+        yield None
         return
-    server = MetricsServer(address, metrics=metrics, health=health, readiness=readiness)
-    shown = Address(address.host or "0.0.0.0", server.port)  # noqa: S104 (said, not bound)
-    call.say(f"tiered: metrics at http://{shown}/metrics")
+    shown = Shown(table, up)
+    server = MetricsServer(address, shown.exposition.text, shown.pages())
+    told = Address(address.host or "0.0.0.0", server.port)  # noqa: S104 (said, not bound)
+    call.say(f"tiered: metrics at http://{told}/metrics")
     try:
-        yield
+        yield shown
     finally:
         server.close()
 
@@ -104,26 +200,22 @@ _REQUEST_S = 10.0
 
 
 class MetricsServer:
-    """One address with two pages, or three."""
+    """One address with ``/metrics`` and pages of health."""
 
     def __init__(
         self,
         address: Address,
-        *,
         metrics: Callable[[], str],
-        health: Callable[[], str],
-        readiness: Callable[[], str] | None = None,
+        pages: Mapping[str, Callable[[], tuple[bool, str]]],
     ) -> None:
         """Bind and serve.
 
         Args:
             address: Where; no host: at all of this machine's; port 0: any free one.
-            health: What is wrong, in one clause; empty when nothing is.
-            readiness: Why nobody should come yet, or any more; likewise. None: there is no such page.
+            pages: By path: whether all is well (200, else 503), and the text.
         """
         from http.server import HTTPServer
 
-        pages = {"/healthz": health} | ({"/readyz": readiness} if readiness else {})
         handler = _handler(metrics, pages)
         self._servers: list[HTTPServer] = []
         for listener in listening(address, "--metrics-listen"):
@@ -154,7 +246,7 @@ class MetricsServer:
 
 
 def _handler(
-    metrics: Callable[[], str], pages: Mapping[str, Callable[[], str]]
+    metrics: Callable[[], str], pages: Mapping[str, Callable[[], tuple[bool, str]]]
 ) -> type[BaseHTTPRequestHandler]:
     from http.server import BaseHTTPRequestHandler
 
@@ -172,8 +264,8 @@ def _handler(
         def _page(self) -> None:
             path = self.path.partition("?")[0]
             if path in pages:
-                wrong = pages[path]()
-                self._answer(503 if wrong else 200, wrong or "ok", "text/plain; charset=utf-8")
+                is_well, said = pages[path]()
+                self._answer(200 if is_well else 503, said, "text/plain; charset=utf-8")
             elif path == "/metrics":
                 self._metrics()
             else:

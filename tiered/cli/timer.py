@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backends.lazy_dataclass import dataclass
@@ -19,6 +20,7 @@ from tiered.cli.serve import MetricsOptions, announce_lease, metrics_served
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, few, format_duration, format_size, format_time, parse_time
 from tiered.errors import ClosedError, DataError, InvalidError
+from tiered.metrics import TIMER_METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from tiered.attach.timer_import import TimerImport
     from tiered.attach.timer_run import Delivering, TimerDelivery
     from tiered.cli.call import Call
+    from tiered.cli.serve import Shown
     from tiered.cli.stderr import Progressed
     from tiered.log.parts import TierState
     from timer.dequeue import Damaged, DueMessage, TimerReader
@@ -457,7 +460,10 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
         wait=not options.no_wait,
     )
     stop = threading.Event()
-    with Stopper(call.watch, stop.set, seconds=10.0) as stopper:
+    with (
+        Stopper(call.watch, stop.set, seconds=10.0) as stopper,
+        metrics_served(call, options.metrics_listen, TIMER_METRICS, "tiered_timer_up") as shown,
+    ):
         try:
             made = hand_over(
                 options.url,
@@ -468,8 +474,8 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
                 options=call.s3_options(),
                 clock=call.clock,
                 stop=stop,
-                announce=lambda lease: announce_lease(call, "timers", lease),
-                beside=lambda work, meter: _beside(call, options, work, meter),
+                announce=partial(announce_lease, call, "timers", shown),
+                beside=partial(_beside, call, options, shown),
             )
         except ClosedError:
             if stopper.received is None:
@@ -499,12 +505,15 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
 
 @contextlib.contextmanager
 def _beside(
-    call: Call, options: TimerRunOptions, work: TimerDelivery, meter: MeteredStore
+    call: Call,
+    options: TimerRunOptions,
+    shown: Shown | None,
+    work: TimerDelivery,
+    meter: MeteredStore,
 ) -> Iterator[None]:
     """Metrics, where they are asked for; and how far things are, where they have an end."""
     from tiered.attach.observe import request_samples
     from tiered.cli.stderr import Progressed
-    from tiered.metrics import TIMER_METRICS, render
 
     def progressed() -> Progressed:
         counters, left = work.run.counters, work.pending()[0]
@@ -513,13 +522,8 @@ def _beside(
         return Progressed(text, done, done + left)
 
     with contextlib.ExitStack() as stack:
-        served = metrics_served(
-            call,
-            options.metrics_listen,
-            metrics=lambda: render([*work.samples(), *request_samples(meter)], TIMER_METRICS),
-            health=lambda: work.trouble,
-        )
-        stack.enter_context(served)
+        if shown is not None:
+            shown.watch(work, meter, partial(request_samples, meter))
         if options.once:
             stack.enter_context(call.progress("timers", progressed))
         else:

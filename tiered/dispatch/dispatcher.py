@@ -198,6 +198,8 @@ _STALL_S_MIN = 5.0
 _STALL_AGAIN_S = 60.0
 _SEAL_LOOK_S = 60.0
 """Between two looks for segments that are old though nothing comes behind them."""
+STUCK_S = 600.0
+"""Standing still for so long without a known reason is a defect, which a new start may heal."""
 
 
 class TieredDispatcher:
@@ -260,6 +262,9 @@ class TieredDispatcher:
         self._stall_said_s: float | None = None
         self._sealing: list[threading.Event] = []
         self._seal_again_s = self._last_commit_s
+        self._followed_s: float | None = None
+        self.on_commit: Callable[[float], None] = lambda _seconds: None
+        """Told after each round how long ago its oldest message was read."""
         self._threads: list[threading.Thread] = []
 
     def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
@@ -410,6 +415,7 @@ class TieredDispatcher:
         say_paused(self._passed.paused)
         try:
             while not stop() and self.fault is None:
+                self._followed_s = self._clock.monotonic_s()
                 step_bytes = following.step_bytes(self._settings)
                 if not self.budget.has_room(step_bytes):
                     self._wait_for_room()
@@ -420,6 +426,7 @@ class TieredDispatcher:
                         self._merging.go_on()
                     self._clock.wait(self._stop, self._settings.pause_s)
         finally:
+            self._followed_s = None
             following.close()
 
     def file(self, queue: MessageQueue) -> CompositeFlatFile:
@@ -467,6 +474,17 @@ class TieredDispatcher:
     def is_stalled(self) -> bool:
         """Nothing could be committed for longer than three times the freshness (and ``_STALL_S_MIN``)."""
         return self.seconds_without_commit() > max(_STALL_S_MIN, 3 * self._settings.freshness_s)
+
+    @property
+    def stuck(self) -> str:
+        """What stands still without a reason that is known here, in one clause; empty: nothing does. From any thread."""
+        followed_s, settings = self._followed_s, self._settings
+        now_s = self._clock.monotonic_s()
+        if followed_s and now_s - followed_s > STUCK_S and not settings.read_rate_bytes_s:
+            return f"the local store was last looked at {now_s - followed_s:.0f} s ago"
+        if self.seconds_without_commit() > STUCK_S and not settings.upload_rate_bytes_s:
+            return f"nothing could be committed for {self.seconds_without_commit():.0f} s"
+        return ""
 
     def seal_all(self, stop: Callable[[], bool]) -> int:
         """Seal the open segment of every queue that is settled, while started; how many are being sealed.
@@ -598,7 +616,8 @@ class TieredDispatcher:
         counters.unmirrored = self._journal.unmirrored
         self.budget.release(items * ITEM_MEMORY_BYTES)
         if some:
-            self._last_commit_s = self._clock.monotonic_s()
+            now_s = self._last_commit_s = self._clock.monotonic_s()
+            self.on_commit(now_s - min(commit.oldest_s for commit in some))
             self._merging.rounds_made(bundles)
 
     def _wait_for_room(self) -> None:

@@ -125,6 +125,7 @@ class GroupCommit:
     last: int = 0  # fingerprint of its last record (``tiered.log.fingerprints``); 0 when the last item is a hole
     stored: StoredBundle | None = None
     """The bundle that its section lies in, as soon as that is durable."""
+    oldest_s: float = 0.0  # monotonic time at which the first of its batches came
     number: int = 0  # of the section in the bundle
     damaged: int = 0  # damaged records of it that are in quarantine
     missing: int = 0
@@ -339,12 +340,12 @@ class CompositeFlatFile:
     def take(self, now_ms: int) -> GroupCommit | None:
         """Cut the next group commit off the buffer; None when it is empty."""
         batches: list[RecordBatch] = []
-        size = 0
+        size, oldest_s = 0, self.oldest_s
         while self._buffer and (not batches or size < self.policy.part_bytes):
             batch, _ = self._buffer.popleft()
             batches.append(batch)
             size += size_of(batch)
-        if not batches:
+        if oldest_s is None:
             return None
         self._buffered -= size
         if self._tail.must_roll(now_ms, self.policy):
@@ -360,6 +361,7 @@ class CompositeFlatFile:
             size,
             batches[-1].end_offset - self._taken_offset,
             fingerprint_of_item(batches[-1], -1),
+            oldest_s=oldest_s,
         )
         self._last = QueueOffset(commit.queue_end - 1), commit.last
         self._tail.size_bytes += size
@@ -410,7 +412,9 @@ class CompositeFlatFile:
             given_up.append(last)
             self._durable.discard(last)
             for batch in reversed(last.batches):
-                self._buffer.appendleft((batch, now_s - self.policy.freshness_s))
+                self._buffer.appendleft(
+                    (batch, min(last.oldest_s, now_s - self.policy.freshness_s))
+                )
             self._buffered += last.data_bytes
         self._log_taken = commit.log_offset
         self._taken_offset = commit.queue_offset

@@ -31,12 +31,11 @@ from backends.lazy_dataclass import dataclass
 from tiered.addresses import Address, why_taken
 from tiered.api.broker_place import find_places
 from tiered.api.stores import backend_errors, open_for_reading
-from tiered.attach.observe import resident_bytes
 from tiered.errors import FencedError, InvalidError, TieredStoreError
 from tiered.journal.lease import Holder, Lease, read_lease
 from tiered.keys import MEMBERS, member_prefix, parse_member_key
 from tiered.metrics import BROKER, Sample
-from tiered.mount.mount import RESIDENT, VIP_BELOW, Mount, MountSettings, NotHandedOverError
+from tiered.mount.mount import VIP_BELOW, Mount, MountSettings, NotHandedOverError
 
 if TYPE_CHECKING:
     import random
@@ -205,6 +204,8 @@ class Fleet:
         self.failed: dict[Place, str] = {}
         # Those of them that were not decommissioned, and are left alone.
         self.living: set[Place] = set()
+        self.on_mount: Callable[[Place, Mount], None] = lambda _place, _mount: None
+        """Told of each that is open and is about to serve."""
         self.trouble = ""  # why the last look at the bucket failed; empty: it did not
         self._url = url
         self._settings = settings
@@ -240,7 +241,6 @@ class Fleet:
             replace(sample, labels={**sample.labels, BROKER: f"{place.cluster}/{place.broker}"})
             for place, mount in self.mounts()
             for sample in mount.samples()
-            if sample.name != RESIDENT
         ]
         return [
             *of_mounts,
@@ -248,7 +248,6 @@ class Fleet:
             Sample("tiered_fleet_brokers", len(self.mine)),
             Sample("tiered_fleet_failed_brokers", len(self.failed)),
             Sample("tiered_fleet_living_brokers", len(self.living)),
-            Sample(RESIDENT, resident_bytes()),
         ]
 
     def fault(self) -> str:
@@ -259,6 +258,13 @@ class Fleet:
             return f"{place.cluster}/{place.broker} is not mounted: {why}"
         for place, mount in self.mounts():
             if why := mount.fault():
+                return f"{place.cluster}/{place.broker}: {why}"
+        return ""
+
+    def stuck(self) -> str:
+        """Why only a new start can help, in one clause; empty while every mount's loop turns."""
+        for place, mount in self.mounts():
+            if why := mount.stuck():
                 return f"{place.cluster}/{place.broker}: {why}"
         return ""
 
@@ -424,6 +430,7 @@ class Fleet:
             self._url, settings, options=self._options, clock=self._clock, stopping=running.stop
         )
         running.mount = mount
+        self.on_mount(place, mount)
         try:
             mount.run(lambda ready: self._serving(place, ready))
         except InvalidError as error:

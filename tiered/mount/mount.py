@@ -22,8 +22,9 @@ import logging
 import random
 import socket
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +37,7 @@ from tiered.addresses import Address
 from tiered.api.broker_place import require_conditional_writes
 from tiered.api.local_and_tier import open_message_store
 from tiered.api.stores import backend_errors
-from tiered.attach.observe import request_samples, resident_bytes
+from tiered.attach.observe import request_samples
 from tiered.clock import Clock, SystemClock
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.keys import RETRIES, mount_prefix
@@ -74,7 +75,8 @@ LOOK_S: Final = 0.25
 """How often held requests are held against what has been seen of the tier."""
 TIDY_S: Final = 5.0
 REGISTER_S: Final = 30.0
-RESIDENT: Final = "tiered_resident_bytes"
+_TURN_S: Final = 5.0
+"""In it the event loop takes a turn, however busy it is."""
 VIP_BELOW: Final = 2
 """The port that clients call the VIP channel is so far below the one that they are told."""
 
@@ -156,6 +158,8 @@ class Mount:
         self.offsets = ConsumerOffsets()  # where groups of consumers are
         self.adopted = self.inherited = 0
         self.is_serving = False  # clients can come
+        self.on_answered: Callable[[str, float], None] = lambda _request, _seconds: None
+        """Told of each request by name, and how long its answer took."""
         self.is_drained = False  # all that was under way was answered, and all offsets are kept
         self.consumers = Consumers(clock, self._on_group)
         self.locks = Locks(clock)
@@ -290,7 +294,6 @@ class Mount:
             *_protocol_samples(self),
             *_state_samples(self),
             *request_samples(self.store.opened.meter),
-            Sample(RESIDENT, resident_bytes()),
         ]
 
     def fault(self) -> str:
@@ -302,6 +305,18 @@ class Mount:
     def _unseen(self) -> str:
         trouble = self.store.trouble
         return f"the tier cannot be looked at: {trouble}" if trouble else ""
+
+    def stuck(self) -> str:
+        """Why only a new start can help, in one clause; empty while the loop that answers clients turns."""
+        loop = self._loop
+        if loop is None or loop.is_closed() or not self.is_serving:
+            return ""
+        turned = threading.Event()
+        with suppress(RuntimeError):  # closed meanwhile
+            loop.call_soon_threadsafe(turned.set)
+            if not self._clock.wait(turned, _TURN_S):
+                return f"no request was looked at for {_TURN_S:.0f} s"
+        return ""
 
     def unready(self) -> str:
         """Why clients should not come, in one clause; empty when they may."""
@@ -384,6 +399,7 @@ class Mount:
         self.server = RemotingServer(
             {}, self._clock, settings.server, on_gone=self.consumers.gone, **guarding
         )
+        self.server.on_answered = lambda code, taken_s: self.on_answered(_name_of(code), taken_s)
         host, port = settings.listen
         # First: who is told the main port may use the other one at once.
         if settings.has_vip and port > VIP_BELOW:
@@ -767,19 +783,21 @@ def _client_samples(mount: Mount) -> Iterator[Sample]:
         yield Sample("tiered_mount_pulls_total", count, {"status": status.name})
 
 
+def _name_of(code: int) -> str:
+    """Of a request; of those that are not known, one for all."""
+    known = BY_CODE.get(code)
+    return "other" if known is None else known.name
+
+
 def _protocol_samples(mount: Mount) -> Iterator[Sample]:
     if mount.server is None:
         return
     counters = mount.server.counters
-    names: dict[str, list[float]] = {}
-    for code, count in sorted(counters.requests.copy().items()):
-        known = BY_CODE.get(code)
-        row = names.setdefault("other" if known is None else known.name, [0, 0.0])
-        row[0] += count
-        row[1] += counters.busy_s.get(code, 0.0)
-    for name, (asked, busy_s) in names.items():
+    names: Counter[str] = Counter()
+    for code, count in counters.requests.copy().items():
+        names[_name_of(code)] += count
+    for name, asked in sorted(names.items()):
         yield Sample("tiered_mount_requests_total", asked, {"request": name})
-        yield Sample("tiered_mount_request_seconds_total", busy_s, {"request": name})
     for code, count in sorted(counters.answers.copy().items()):
         name = "other" if code == OTHER else Code(code).name
         yield Sample("tiered_mount_answers_total", count, {"code": name})

@@ -134,8 +134,6 @@ class Counters:
 
     requests: Counter[int] = field(default_factory=Counter)  # by code, or ``OTHER``
     answers: Counter[int] = field(default_factory=Counter)  # by code of the answer, or ``OTHER``
-    busy_s: dict[int, float] = field(default_factory=dict)
-    """Time from a request's frame to its answer, by code; held ones count while they are held."""
     refused_connections: int = 0  # there were too many
     dropped: Counter[str] = field(default_factory=Counter)
     """Connections ended because of what the client did, by reason."""
@@ -471,6 +469,8 @@ class RemotingServer:
         self.clock = clock  # measures
         self._on_gone = on_gone
         self._guard = guard
+        self.on_answered: Callable[[int, float], None] = lambda _code, _seconds: None
+        """Told of each request's code and how long its answer took; the time that it was held counts."""
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -624,10 +624,7 @@ class RemotingServer:
             answer = self._write(asked.connection, request, answer)
         # What a consumer was asked and answers is passed on as it is, whatever its code.
         self.counters.answers[answer.code if answer.code in _CODES else OTHER] += 1
-        busy_s = self.counters.busy_s
-        taken_s = self.clock.monotonic_s() - asked.began_s
-        code = counted(request.code)
-        busy_s[code] = busy_s.get(code, 0.0) + taken_s
+        self.on_answered(counted(request.code), self.clock.monotonic_s() - asked.began_s)
 
     def _write(self, connection: Connection, request: Command, answer: Command) -> Command:
         """Write it, or if that cannot be, why not; what was written."""
