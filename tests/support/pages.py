@@ -70,7 +70,7 @@ class _Strict(HTMLParser):
 
 
 @dataclass
-class Got:
+class PageAnswer:
     """An answer."""
 
     status: int
@@ -124,16 +124,16 @@ class Pages:
         method: str = "GET",
         headers: dict[str, str] | None = None,
         **said: object,
-    ) -> Got:
+    ) -> PageAnswer:
         where = urlsplit(self.address)
         connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
         target = f"{path}?{urlencode(said, errors='surrogateescape')}" if said else path
         with contextlib.closing(connection):
             connection.request(method, target, headers=headers or {})
             answer = connection.getresponse()
-            return Got(answer.status, answer.headers, answer.read())
+            return PageAnswer(answer.status, answer.headers, answer.read())
 
-    def good(self, path: str, **said: object) -> Got:
+    def good(self, path: str, **said: object) -> PageAnswer:
         got = self.get(path, **said)
         assert got.status == 200, got.text
         return got
@@ -155,9 +155,9 @@ def served(url: str, *options: str | Path) -> Iterator[Pages]:
     assert "Traceback" not in error.decode()
 
 
-def every_page(pages: Pages, start: str = "/", most: int = 400) -> dict[str, Got]:
+def every_page(pages: Pages, start: str = "/", most: int = 400) -> dict[str, PageAnswer]:
     """All that links lead to, so many at most, each path as often as any other."""
-    found: dict[str, Got] = {}
+    found: dict[str, PageAnswer] = {}
     waiting = [start]
     while waiting and len(found) < most:
         counts: dict[str, int] = {}

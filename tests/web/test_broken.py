@@ -19,7 +19,7 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.pages import Got, Pages
+    from support.pages import PageAnswer, Pages
 
 SAID = {"cluster": "DefaultCluster", "broker": "broker", "topic": "orders", "queue": 0}
 
@@ -57,7 +57,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory):
         yield pages
 
 
-def cells(got: Got) -> list[list[str]]:
+def cells(got: PageAnswer) -> list[list[str]]:
     """Of the rows of the first table."""
     rows = got.page.first("tbody").each("tr")
     return [[cell.text for cell in row.each("th", "td")] for row in rows]

@@ -25,7 +25,7 @@ from tiered.web.server import CONNECTIONS_MAX, REQUEST_S, Admission, PageServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.pages import Element, Got, Pages
+    from support.pages import Element, PageAnswer, Pages
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,11 @@ EVIL = "<script>alert(1)</script>\"'&<b x=`"
 BODY = b'{"a": "</pre><script>alert(2)</script>"}'
 
 
-def named(got: Got) -> list[Element]:
+def named(got: PageAnswer) -> list[Element]:
     return [*got.page.each()]
 
 
-def assert_harmless(got: Got) -> None:
+def assert_harmless(got: PageAnswer) -> None:
     for element in named(got):
         assert element.name not in {"script", "b", "img", "iframe", "style", "object"}, element
         for name, value in element.attributes.items():
@@ -298,5 +298,5 @@ def test_keys_tags_and_bodies_that_are_markup_stay_text(tmp_path: Path):
     assert "<b>tag</b>" in message
 
 
-def pages_text(found: dict[str, Got], start: str) -> str:
+def pages_text(found: dict[str, PageAnswer], start: str) -> str:
     return " ".join(got.text for target, got in found.items() if target.startswith(start))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
 
 
-class Refusing(WrappingStore):
+class RefusingBelow(WrappingStore):
     """Refuses what lies below a prefix, with an error of the test's."""
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -73,7 +73,7 @@ def test_what_is_tiered_shows_soon(watching: Callable[..., TierWatch]):
 
 
 def test_a_broker_that_is_refused_hides_no_other(watching: Callable[..., TierWatch]):
-    store = Refusing(MemoryStore("memory://refused"))
+    store = RefusingBelow(MemoryStore("memory://refused"))
     builder(store, "a")
     builder(store, "b")
     watch = watching(store)
@@ -93,7 +93,7 @@ def test_a_broker_that_is_refused_hides_no_other(watching: Callable[..., TierWat
 
 
 def test_a_store_that_does_not_answer_leaves_what_was_seen(watching: Callable[..., TierWatch]):
-    store = Refusing(MemoryStore("memory://away"))
+    store = RefusingBelow(MemoryStore("memory://away"))
     builder(store, "a")
     watch = watching(store)
     seen = watch.view().brokers[0].document

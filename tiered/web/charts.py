@@ -40,7 +40,7 @@ class ChartBar:
 
 
 @dataclass(slots=True)
-class _Run:
+class _BarRun:
     """Neighbours of one kind that are drawn as one."""
 
     x: float
@@ -59,7 +59,7 @@ class _Run:
 def segment_bars(spans: Iterable[MapSpan], low: int, high: int) -> list[ChartBar]:
     """A row of a segment map: neighbours of one kind that are too narrow to be told apart are one bar."""
     scale = WIDTH / max(high - low, 1)
-    runs: list[_Run] = []
+    runs: list[_BarRun] = []
     for span in sorted(spans, key=lambda one: one.start):
         x, end_x = ((min(max(at, low), high) - low) * scale for at in (span.start, span.end))
         last = runs[-1] if runs else None
@@ -71,18 +71,18 @@ def segment_bars(spans: Iterable[MapSpan], low: int, high: int) -> list[ChartBar
             last.span, last.end_x = MapSpan(last.span.start, span.end, span.kind), end_x
             last.count += 1
         else:
-            runs.append(_Run(x, end_x, span))
+            runs.append(_BarRun(x, end_x, span))
     return [one.bar for one in _few(runs)]
 
 
 _COMMON: Final = ("sealed", "archived", "packed")
 
 
-def _few(runs: list[_Run]) -> list[_Run]:
+def _few(runs: list[_BarRun]) -> list[_BarRun]:
     """Of more than the chart is wide one at each place: what is rare before what is common."""
     if len(runs) <= WIDTH:
         return runs
-    chosen: dict[int, _Run] = {}
+    chosen: dict[int, _BarRun] = {}
     for one in runs:
         place = int(one.x)
         if place not in chosen or one.span.kind not in _COMMON:

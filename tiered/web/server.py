@@ -21,7 +21,7 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from backends.errors import BackendError
@@ -181,7 +181,8 @@ class PageServer:
         self, address: Address, maker: PageMaker, admission: Admission, clock: Clock
     ) -> None:
         """Bind and serve; no host: at all of this machine's addresses; port 0: any free one."""
-        handler = _handler(maker, admission)
+        known = {"maker": maker, "admission": admission}
+        handler = type("BoundHandler", (PageHandler,), known)
         room = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._servers = [
             _Listener(one, handler, room, clock) for one in listening(address, "--listen")
@@ -264,99 +265,101 @@ class _Listener(ThreadingHTTPServer):
         _LOG.debug("a connection of %s ended with an error", client_address, exc_info=True)
 
 
-def _handler(maker: PageMaker, admission: Admission) -> type[BaseHTTPRequestHandler]:
-    class PageHandler(BaseHTTPRequestHandler):
-        timeout = 10.0
-        server_version = "tiered"
-        sys_version = ""
+class PageHandler(BaseHTTPRequestHandler):
+    """Answers one request."""
 
-        def do_GET(self) -> None:
-            self._send(self._answered())
+    maker: ClassVar[PageMaker]
+    admission: ClassVar[Admission]
+    timeout = 10.0
+    server_version = "tiered"
+    sys_version = ""
 
-        do_HEAD = do_GET  # noqa: N815 (the base's name)
+    def do_GET(self) -> None:
+        """Answer; to HEAD without the body."""
+        self._send(self._answered())
 
-        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (do_POST and all others)
-            if name.startswith("do_"):
-                return self._refuse_method
-            raise AttributeError(name)
+    do_HEAD = do_GET  # noqa: N815 (the base's name)
 
-        def _refuse_method(self) -> None:
-            said = InvalidError("pages are only read", do="ask with GET")
-            answer = maker.failed(said, HTTPStatus.METHOD_NOT_ALLOWED)
-            self._send(Answer(answer.status, answer.body, headers={"Allow": "GET, HEAD"}))
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (do_POST and all others)
+        if name.startswith("do_"):
+            return self._refuse_method
+        raise AttributeError(name)
 
-        def _answered(self) -> Answer:
-            hosts = self.headers.get_all("Host") or []
-            if len(hosts) != 1 or not _knows(admission, hosts[0]):
-                said = InvalidError(
-                    "this name is not one of this server",
-                    do="ask by its address, or give --allow-host",
-                )
-                return maker.failed(said, HTTPStatus.MISDIRECTED_REQUEST)
-            try:
-                path, fields = _split(self.path)
-            except InvalidError as error:
-                return maker.failed(error, HTTPStatus.BAD_REQUEST)
-            if admission.token:
-                given = fields.pop("token", None)
-                if given is not None and admission.admits(given):
-                    return self._welcomed(path, fields)
-                if not any(map(admission.admits, self._tokens())):
-                    return self._unknown()
-            try:
-                return maker.answer(path, fields)
-            except Exception:  # noqa: BLE001 (a page must never end the server)
-                _LOG.exception("a page could not be made: %s", path)
-                said = InvalidError("a defect of ours", do="see the log, and report it")
-                return maker.failed(said, HTTPStatus.INTERNAL_SERVER_ERROR)
+    def _refuse_method(self) -> None:
+        said = InvalidError("pages are only read", do="ask with GET")
+        answer = self.maker.failed(said, HTTPStatus.METHOD_NOT_ALLOWED)
+        self._send(Answer(answer.status, answer.body, headers={"Allow": "GET, HEAD"}))
 
-        def _tokens(self) -> list[str]:
-            """That the request bears, in a header or a cookie."""
-            scheme, _, value = self.headers.get("Authorization", "").partition(" ")
-            found = [value.strip()] if scheme.lower() == "bearer" else []
-            # By hand: one odd cookie of another program on this machine would hide ours from the library.
-            for cookie in self.headers.get("Cookie", "").split(";"):
-                name, _, value = cookie.strip().partition("=")
-                found += [value] if name == self._cookie_name else []
-            return found
-
-        @property
-        def _cookie_name(self) -> str:
-            """Cookies do not tell ports apart, and two of us may run."""
-            return f"{_COOKIE}-{self.connection.getsockname()[1]}"
-
-        def _welcomed(self, path: str, fields: Mapping[str, str]) -> Answer:
-            """The token moves into a cookie, and out of the address."""
-            headers = {
-                "Location": link(path if path in PAGES else "/", **fields),
-                "Set-Cookie": f"{self._cookie_name}={admission.token}; Path=/; HttpOnly; SameSite=Strict",
-            }
-            return Answer(HTTPStatus.SEE_OTHER, b"", headers=headers)
-
-        def _unknown(self) -> Answer:
+    def _answered(self) -> Answer:
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or not _knows(self.admission, hosts[0]):
             said = InvalidError(
-                "this page is shown to those who have its token",
-                do="open the address that `tiered web` printed, with its token",
+                "this name is not one of this server",
+                do="ask by its address, or give --allow-host",
             )
-            answer = maker.failed(said, HTTPStatus.UNAUTHORIZED)
-            headers = {"WWW-Authenticate": 'Bearer realm="tiered web"'}
-            return Answer(answer.status, answer.body, headers=headers)
+            return self.maker.failed(said, HTTPStatus.MISDIRECTED_REQUEST)
+        try:
+            path, fields = _split(self.path)
+        except InvalidError as error:
+            return self.maker.failed(error, HTTPStatus.BAD_REQUEST)
+        if self.admission.token:
+            given = fields.pop("token", None)
+            if given is not None and self.admission.admits(given):
+                return self._welcomed(path, fields)
+            if not any(map(self.admission.admits, self._tokens())):
+                return self._unknown()
+        try:
+            return self.maker.answer(path, fields)
+        except Exception:  # noqa: BLE001 (a page must never end the server)
+            _LOG.exception("a page could not be made: %s", path)
+            said = InvalidError("a defect of ours", do="see the log, and report it")
+            return self.maker.failed(said, HTTPStatus.INTERNAL_SERVER_ERROR)
 
-        def _send(self, answer: Answer) -> None:
-            self.send_response(answer.status)
-            headers = {**_HEADERS, "Cache-Control": "no-store", **(answer.headers or {})}
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Type", answer.kind)
-            self.send_header("Content-Length", str(len(answer.body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(answer.body)
+    def _tokens(self) -> list[str]:
+        """That the request bears, in a header or a cookie."""
+        scheme, _, value = self.headers.get("Authorization", "").partition(" ")
+        found = [value.strip()] if scheme.lower() == "bearer" else []
+        # By hand: one odd cookie of another program on this machine would hide ours from the library.
+        for cookie in self.headers.get("Cookie", "").split(";"):
+            name, _, value = cookie.strip().partition("=")
+            found += [value] if name == self._cookie_name else []
+        return found
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-            """Requests are no news; and addresses may bear a token."""
+    @property
+    def _cookie_name(self) -> str:
+        """Cookies do not tell ports apart, and two of us may run."""
+        return f"{_COOKIE}-{self.connection.getsockname()[1]}"
 
-    return PageHandler
+    def _welcomed(self, path: str, fields: Mapping[str, str]) -> Answer:
+        """The token moves into a cookie, and out of the address."""
+        headers = {
+            "Location": link(path if path in PAGES else "/", **fields),
+            "Set-Cookie": f"{self._cookie_name}={self.admission.token}; Path=/; HttpOnly; SameSite=Strict",
+        }
+        return Answer(HTTPStatus.SEE_OTHER, b"", headers=headers)
+
+    def _unknown(self) -> Answer:
+        said = InvalidError(
+            "this page is shown to those who have its token",
+            do="open the address that `tiered web` printed, with its token",
+        )
+        answer = self.maker.failed(said, HTTPStatus.UNAUTHORIZED)
+        headers = {"WWW-Authenticate": 'Bearer realm="tiered web"'}
+        return Answer(answer.status, answer.body, headers=headers)
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        headers = {**_HEADERS, "Cache-Control": "no-store", **(answer.headers or {})}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Requests are no news; and addresses may bear a token."""
 
 
 def _knows(admission: Admission, host: str) -> bool:

@@ -112,7 +112,7 @@ class FleetView:
 
 
 @dataclass(slots=True)
-class _Known:
+class _WatchedBroker:
     """What is kept of a broker between looks. One thread at a time."""
 
     reader: TierReader
@@ -147,7 +147,7 @@ class TierWatch:
         self.refresh_s = refresh_s
         self._names = cluster, broker
         self._local = local
-        self._known: dict[Place, _Known] = {}
+        self._known: dict[Place, _WatchedBroker] = {}
         self._places: tuple[float, list[Place]] | None = None
         self._view: FleetView | None = None
         self._trouble: TieredStoreError | None = None
@@ -230,7 +230,7 @@ class TierWatch:
         now_ms, now_s = self.clock.now_ms(), self.clock.monotonic_s()
         places = self._found(now_s)
         self._known = {
-            place: self._known.get(place) or _Known(TierReader(self.store, place.prefix))
+            place: self._known.get(place) or _WatchedBroker(TierReader(self.store, place.prefix))
             for place in places
         }
         whose = self._local_place(places)
@@ -302,7 +302,7 @@ class TierWatch:
         known.view = self._viewed(known, facts, now_ms)
         return known.view
 
-    def _viewed(self, known: _Known, facts: BrokerFacts, now_ms: int) -> BrokerView:
+    def _viewed(self, known: _WatchedBroker, facts: BrokerFacts, now_ms: int) -> BrokerView:
         """The document is made anew only where it says something else, since a large one takes its time."""
         lease = facts.lease
         is_held = lease is not None and not lease.released and lease.expires_ms > now_ms
