@@ -174,7 +174,10 @@ def stopped(process: Popen[bytes], first: str, code: int) -> None:
     assert process.stderr is not None
     assert process.stdout is not None
     with process:
-        heard = (process.stderr if first else process.stdout).readline().decode()
+        stream = process.stderr if first else process.stdout
+        heard = stream.readline().decode()
+        while first not in heard and (line := stream.readline().decode()):
+            heard += line
         process.send_signal(signal.SIGTERM)
         err = process.stderr.read().decode()
         assert first in heard, heard + err

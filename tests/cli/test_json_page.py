@@ -37,7 +37,13 @@ def test_sample(command: str, tiered: CommandLine, tmp_path: Path):
     url, store = f"file://{tmp_path}/tier", str(tmp_path / "store")
     small = ("--messages", "40", "--queues", "2", "--body", "24")
     tiered.good("bench", "make-store", store, *small)
-    places = {"URL": url, "STORE": store, "DIR": str(tmp_path / "new"), "TOPIC": "bench-0"}
+    places = {
+        "URL": url,
+        "STORE": store,
+        "DIR": str(tmp_path / "new"),
+        "FILE": str(tmp_path / "file"),
+        "TOPIC": "bench-0",
+    }
     if "STORE --to" not in command:
         tiered.good("attach", store, "--to", url, "--once")
     words = [places.get(word, word) for word in shlex.split(command)[1:]]

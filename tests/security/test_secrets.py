@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -202,3 +204,49 @@ def page(port: int, name: str = "metrics") -> str:
             return str(answer.read().decode())
     except OSError:
         return ""
+
+
+def test_in_a_support_bundle(
+    ministack: S3Server, environment: dict[str, str], store: Path, tmp_path: Path
+):
+    """A log that somebody else has written has them all; and so have the environment and the settings."""
+    url, file, log = f"s3://{ministack.bucket()}/tier", tmp_path / "b.tar.gz", tmp_path / "log"
+    environment |= {"TIERED_S3_HEADER": HEADERS[0], "GATEWAY_PASSWORD": PASSWORD}
+    key = "AKIAIOSFODNN7EXAMPLE"
+    log.write_text(
+        f"first\nGET s3://user:{PASSWORD}x@bucket/tier\naws_secret_access_key = other0badcafe\n{key}\n"
+        f'{TOKEN} {HEADER}\nAuthorization: AWS4 Credential=other0badcafe\n"password": "other0badcafe"\nlast\n'
+    )
+    assert run(environment, "attach", store, "--to", url, "--once")[0] == 0
+    port = free_port()
+    more = (
+        "--store",
+        store,
+        "--log-file",
+        log,
+        "--log-lines",
+        "7",
+        "--json",
+        "--metrics",
+        f"127.0.0.1:{port}",
+    )
+    code, said = run(environment, "support-bundle", url, file, *more)
+    assert code == 0, said
+    with tarfile.open(file) as archive:
+        texts = {
+            one.name.split("/")[1]: archive.extractfile(one).read().decode() for one in archive
+        }  # type: ignore[union-attr]
+    clean(said, *texts.values())
+    for text in texts.values():
+        assert "other0badcafe" not in text
+        assert key not in text
+        assert KEY not in text
+    assert file.stat().st_mode & 0o077 == 0
+    assert set(texts) == {"config.json", "doctor.json", "status.json", "log.txt", "about.json"}
+    about, status = json.loads(texts["about.json"]), json.loads(texts["status.json"])
+    assert set(about["missing"]) == {
+        f"{page}.txt" for page in ("metrics", "livez", "readyz", "healthz")
+    }
+    assert status["brokers"][0]["messages"] == 2613
+    assert json.loads(texts["doctor.json"])["is_ok"]
+    assert (texts["log.txt"].splitlines()[0][:8], texts["log.txt"][-4:]) == ("GET s3:/", "last")

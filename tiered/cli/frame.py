@@ -67,7 +67,7 @@ LISTED: Mapping[str, _Listed] = {
     "sql": _Listed("sql", "Answers a question in SQL from an archive."),
     "hand-back": _Listed("restore", "Gives a broker that is back what groups have told its mount."),
     "gc": _Listed("planned", "Deletes what no reader can reach any more: plan, then apply."),
-    "expire": _Listed("planned", "Gives up messages older than a time to live: plan, then apply."),
+    "expire": _Listed("planned", "Gives up messages older than a time: plan, then apply."),
     "delete-topic": _Listed("planned", "Gives up everything of a topic: plan, then apply."),
     "truncate": _Listed("planned", "Ends a queue at an earlier offset: plan, then apply."),
     "compact": _Listed("compact", "Keeps the newest message of each key: plan, then apply."),
@@ -81,6 +81,9 @@ LISTED: Mapping[str, _Listed] = {
     "restore": _Listed("restore", "Makes a store directory of a tier, for a broker to start on."),
     "timer": _Listed("timer", "Keeps messages that are due much later."),
     "store": _Listed("store", "Makes and writes local stores without a broker."),
+    "support-bundle": _Listed(
+        "support_bundle", "Gathers what help needs, in one file, without secrets."
+    ),
     "policy": _Listed("doctor", "Prints the S3 policy that a role needs."),
     "bench": _Listed("bench", "Measures this machine against plain copying."),
     "config": _Listed("config", "Shows the settings in force."),
@@ -149,6 +152,7 @@ class CliCommand(_Sections, click.Command):
 
     settings: Sequence[Setting] = ()  # its own
     details = ""  # when to use it; "" where that goes without saying
+    does: Callable[[Call, Any], int]  # what carries it out
 
 
 class Program(_Sections, click.Group):
@@ -268,6 +272,7 @@ def command(path: str, options: type[T]) -> Callable[[Callable[[Call, T], int]],
         )
         made.params = [*arguments, *(setting.click_option() for setting in settings), *made.params]
         made.settings, made.details = settings, " ".join(details.split())
+        made.does = run
         return made
 
     return made_of

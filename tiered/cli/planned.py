@@ -484,7 +484,7 @@ class ExpireOptions(GiveUpOptions, FleetPlanOptions):
 
 @command("expire", ExpireOptions)
 def run_expire(call: Call, options: ExpireOptions) -> int:
-    """Gives up messages older than a time to live: plan, then apply.
+    """Gives up messages older than a time: plan, then apply.
 
     Examples:
         tiered expire s3://bucket/prefix --ttl 30d
