@@ -68,7 +68,7 @@ def run(call: Call, options: BundleOptions) -> int:
         try:
             texts[name] = hide(make())
         except Exception as error:  # noqa: BLE001 (each part for itself: help is asked for when things are broken)
-            errors[name] = hide(explain(error)[0])
+            errors[name] = hide(explain(error).line)
     about = _about(call, errors)
     texts["about.json"] = hide(json.dumps(about, indent=1))
     rows: list[dict[str, Any]] = [
