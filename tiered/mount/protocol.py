@@ -143,7 +143,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
     Answered(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),
     Answered(UPDATE_AND_CREATE_TOPIC, "UPDATE_AND_CREATE_TOPIC", _R, _PROXY),
-    Answered(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "All with permission read-only."),
+    Answered(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "With permission read-only, but for retry topics."),
     Answered(25, "UPDATE_BROKER_CONFIG", _R),
     Answered(GET_BROKER_CONFIG, "GET_BROKER_CONFIG", _S, "What of it means something here."),
     Answered(GET_BROKER_RUNTIME_INFO, "GET_BROKER_RUNTIME_INFO", _S, "What means something here; other numbers are 0."),
