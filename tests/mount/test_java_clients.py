@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import captures, command_line, oracle
+from support import captures, oracle
 from support.mounts import Client, MountProcess, tier_of
-from support.oracle import admin
+from support.oracle import Consumer, admin
 from support.waiting import until
 
 from tiered.format.fastjson import loads
@@ -64,38 +63,6 @@ def plain(found: list[Message]) -> list[Message]:
         ),
         key=place,
     )  # fmt: skip
-
-
-class Consumer:
-    """A client in a process of its own."""
-
-    def __init__(self, version: str, out: Path, command: str, *words: str, java: str = "") -> None:
-        self._out = out
-        client = "client-4.9" if version == "4.9" else "client"
-        with out.open("wb") as file, out.with_suffix(".log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [oracle.ORACLE, client, command, *words],
-                stdout=file,
-                stderr=log,
-                env={**command_line.environment(), "ORACLE_JAVA_OPTS": java},
-            )
-
-    @property
-    def messages(self) -> list[Message]:
-        *lines, _ = self._out.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def end(self) -> list[Message]:
-        """Wait for its end; what it got."""
-        assert self.process.wait(240) == 0, self._out.with_suffix(".log").read_text()[-2000:]
-        return self.messages
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 def consume(version: str, folder: Path, command: str, *words: str, java: str = "") -> list[Message]:
