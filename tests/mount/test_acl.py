@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import signal
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.mounts import mounted
+from support.captures import unpack
+from support.command_line import here
+from support.mounts import Client, MountProcess, mounted
 
 from tiered.errors import InvalidError
 from tiered.format.remoting import Command
@@ -418,6 +421,39 @@ def test_a_change_is_taken_over_when_it_stays_and_a_bad_one_never(tmp_path: Path
     assert not guard.trouble
     with pytest.raises(RefusalError):
         guard.check(asked, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "text", [PLAIN, pytest.param(AUTH, marks=pytest.mark.slow)], ids=["4.9", "5.x"]
+)
+def test_no_secret_is_in_the_tier_a_log_a_metric_or_an_error(text: str, tmp_path: Path):
+    """Rules go with the tier, secrets are given to the mount, and both together are the broker's."""
+    path, secrets = tmp_path / "rules.yml", tmp_path / "secrets.yml"
+    path.write_text(text)
+    store, url = unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
+    command = ("attach", store, "--to", url, "--decommission", "--acl-from", path)
+    told = [here(*command).good(), here(*command).good()]  # again, which changes nothing
+    keys = [USER, ("root", "secret-of-root")] if text is AUTH else [READER, ADMIN]
+    secrets.write_text("".join(f"{key}: {secret}\n" for key, secret in keys))
+    refused = here("mount", url, "--listen", "127.0.0.1:0")
+    assert (refused.code, "--no-acl" in refused.err) == (2, True), refused
+    path.write_text(text.replace("secret-of-reader", "secret-of-reader: ["))
+    broken = here("mount", url, "--listen", "127.0.0.1:0", "--acl", path, "--debug")
+    assert broken.code == 2
+    options = ("--listen", "127.0.0.1:0", "--acl", secrets, "--debug")
+    with MountProcess(url, tmp_path / "log", *options) as mount:
+        for key, secret in ((keys[0]), (keys[0][0], "wrong-secret"), ("", "")):
+            with Client(mount.address, access_key=key, secret=secret) as client:
+                answer = client.pull("orders", 0, 0)
+                assert (answer.code == Code.SUCCESS) is (secret == keys[0][1]), answer.remark
+        _, document = mount.end(signal.SIGTERM)
+        said = [mount.text, json.dumps(document)]
+    said += [str(one) for ran in (*told, refused, broken) for one in (ran.out, ran.err)]
+    objects = [one.read_bytes() for one in (tmp_path / "tier").rglob("*") if one.is_file()]
+    kept = [one for one in objects if keys[0][0].encode() in one]
+    assert len(kept) == 1  # the rules
+    for one in (*objects, *(line.encode() for line in said)):
+        assert b"secret-of" not in one
 
 
 # -- a mount ----------------------------------------------------------------------------------------

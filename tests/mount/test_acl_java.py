@@ -5,12 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import subprocess
+import urllib.request
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import oracle
-from support.mounts import Client
+from support import captures, oracle
+from support.mounts import Client, MountProcess, tier_of
+from support.oracle import Consumer
+from support.waiting import until
 
 from tiered.format.remoting import Command, Form
 from tiered.mount import acl, protocol
@@ -280,3 +285,108 @@ def test_the_validator_of_4_9_refuses_the_same_requests_with_the_same_words(tmp_
             assert answer["refused"] == found, one
     assert sum(not one["refused"] for one in answers) > 400
     assert len({one["refused"] for one in answers}) > 15
+
+
+# -- clients ----------------------------------------------------------------------------------------
+
+PLAIN = """
+accounts:
+- {accessKey: reader-key, secretKey: secret-of-reader, defaultGroupPerm: SUB, topicPerms: [orders=SUB]}
+- {accessKey: other-key, secretKey: secret-of-other, defaultGroupPerm: SUB, topicPerms: [payments=SUB]}
+- {accessKey: strict-key, secretKey: secret-of-strict, defaultTopicPerm: SUB, groupPerms: [h=SUB]}
+- {accessKey: admin-key, secretKey: secret-of-admin, admin: true}
+"""
+AUTH_FILE = """
+users:
+- {username: reader-key, password: secret-of-reader}
+- {username: other-key, password: secret-of-other}
+- {username: strict-key, password: secret-of-strict}
+- {username: admin-key, password: secret-of-admin, userType: Super}
+acls:
+- subject: User:reader-key
+  policies:
+  - entries:
+    - {resource: "Topic:orders", actions: [Sub, Get], decision: Allow}
+    - {resource: "Group:*", actions: [Sub, Get, Update], decision: Allow}
+- subject: User:other-key
+  policies:
+  - entries:
+    - {resource: "Topic:payments", actions: [All], decision: Allow}
+    - {resource: "Group:*", actions: [All], decision: Allow}
+- subject: User:strict-key
+  policies:
+  - entries:
+    - {resource: "Topic:*", actions: [All], decision: Allow}
+    - {resource: "Group:h", actions: [All], decision: Allow}
+"""
+REFUSED = {
+    "not signed": (),
+    "signed wrongly": ("--access-key", "reader-key", "--secret-key", "secret-of-other"),
+    "without the topic": ("--access-key", "other-key", "--secret-key", "secret-of-other"),
+    "without the group": ("--access-key", "strict-key", "--secret-key", "secret-of-strict"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [PLAIN, AUTH_FILE], ids=["rules of 4.9", "rules of 5.x"])
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
+def test_real_clients_that_sign_get_each_message_and_others_none(
+    version: str, text: str, tmp_path: Path
+):
+    """The mount is their name server as well. Those without a right are watched until they have been refused."""
+    _, url = tier_of("s01-basic", tmp_path)
+    path = tmp_path / "rules.yml"
+    path.write_text(text)
+    options = ("--listen", "127.0.0.1:0", "--acl", path, "--metrics-listen", "127.0.0.1:0")
+    with MountProcess(url, tmp_path / "log", *options) as mount, ExitStack() as held:
+        metrics = re.findall(r"metrics at (\S+)", mount.text)[0]
+        words = ("push", "--namesrv", mount.address, "--topic", "orders", "--group", "g")
+
+        def denied() -> int:
+            with urllib.request.urlopen(metrics, timeout=30) as answer:
+                rows = answer.read().decode().splitlines()
+            name = "tiered_mount_denied_requests_total"
+            return sum(int(float(row.rpartition(" ")[2])) for row in rows if row.startswith(name))
+
+        signed = ("--access-key", "reader-key", "--secret-key", "secret-of-reader")
+        more = ("--max", "1200", "--seconds", "200")
+        one = Consumer(version, tmp_path / "one", *words, *more, *signed)
+        assert len(held.enter_context(one).end()) == 1200
+        for number, (name, keys) in enumerate(REFUSED.items()):
+            before = denied()
+            out = tmp_path / f"refused-{number}"
+            other = held.enter_context(Consumer(version, out, *words, "--seconds", "100", *keys))
+            until(lambda before=before: denied() > before + 3, f"{name}: refused", 60)
+            assert other.messages == [], name
+            other.process.kill()
+        assert "secret-of" not in mount.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [PLAIN, AUTH_FILE], ids=["rules of 4.9", "rules of 5.x"])
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
+def test_mqadmin_signs_by_its_tools_yml(
+    version: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _, url = tier_of("s01-basic", tmp_path)
+    path, conf = tmp_path / "rules.yml", tmp_path / "home" / "conf"
+    path.write_text(text)
+    conf.mkdir(parents=True)
+    (conf / "logback_tools.xml").write_text("<configuration/>")
+    monkeypatch.setenv("ORACLE_JAVA_OPTS", f"-Drocketmq.home.dir={conf.parent}")
+    one = captures.captured("s01-basic").messages["orders"][7]
+    with MountProcess(url, tmp_path / "log", "--listen", "127.0.0.1:0", "--acl", path) as mount:
+        at = ("-n", mount.address)
+        asked = ("topicStatus", "-t", "orders", *at)
+        assert "broker-a" not in oracle.admin(*asked, version=version)
+        (conf / "tools.yml").write_text("accessKey: admin-key\nsecretKey: secret-of-admin\n")
+        assert "broker-a" in oracle.admin(*asked, version=version)
+        unique = ("queryMsgByUniqueKey", "-t", "orders", "-i", one["msg_id"], *at)
+        if version == "5.5":
+            unique += ("-s", "0", "-e", "9999999999999")
+        assert "Queue Offset" in oracle.admin(*unique, version=version)
+        (conf / "tools.yml").write_text("accessKey: other-key\nsecretKey: secret-of-other\n")
+        text = oracle.admin(*unique, version=version)
+        assert "Queue Offset" not in text
+        (conf / "tools.yml").write_text("accessKey: admin-key\nsecretKey: secret-of-other\n")
+        assert "broker-a" not in oracle.admin(*asked, version=version)

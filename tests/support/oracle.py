@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from support import command_line, oracle
+from support.command_line import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -249,6 +250,38 @@ def dump(store: Path, *, may_break_off: bool = False) -> Iterator[str]:
     lines = done.stdout.splitlines()
     assert done.returncode == 0 or (may_break_off and lines), done.stderr[-2000:]
     return iter(lines)
+
+
+class Consumer:
+    """A client of 4.9 or 5.5 in a process of its own (``oracle client``)."""
+
+    def __init__(self, version: str, out: Path, command: str, *words: str, java: str = "") -> None:
+        self._out = out
+        client = "client-4.9" if version == "4.9" else "client"
+        with out.open("wb") as file, out.with_suffix(".log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [ORACLE, client, command, *words],
+                stdout=file,
+                stderr=log,
+                env={**environment(), "ORACLE_JAVA_OPTS": java},
+            )
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        *lines, _ = self._out.read_bytes().split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> list[dict[str, Any]]:
+        """Wait for its end; what it got."""
+        assert self.process.wait(240) == 0, self._out.with_suffix(".log").read_text()[-2000:]
+        return self.messages
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 NOT_IN_TIME, TRIES = "RemotingTimeoutException", 12
