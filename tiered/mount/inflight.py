@@ -135,6 +135,11 @@ class QueuePops:
         at = bisect_right(self._starts, offset)
         return offset < self.floor or (at > 0 and offset < self._ends[at - 1])
 
+    def is_free(self, offset: int) -> bool:
+        """Whether it may be given: nobody has it, and it is not acknowledged."""
+        one = self.given.get(offset)
+        return (one is None or not one.until_ms) and not self.is_settled(offset)
+
     def settle(self, start: int, end: int) -> bool:
         """A range is acknowledged, or holds nothing for the group; whether any of it was not."""
         start = max(start, self.floor)
