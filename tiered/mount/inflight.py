@@ -183,12 +183,16 @@ class QueuePops:
         if floor > self.floor:
             self._forget(floor)
         elif floor < self.floor:
-            self.floor = self.next = floor
-            self.turns += 1
-            for table in (self.given, self._counts):
-                table.clear()
-            for row in (self._starts, self._ends, self._hidden, self._visible):
-                row.clear()
+            self.restart(floor)
+
+    def restart(self, floor: int) -> None:
+        """A person has put the group there: from there on all counts as never given."""
+        self.floor = self.next = floor
+        self.turns += 1
+        for table in (self.given, self._counts):
+            table.clear()
+        for row in (self._starts, self._ends, self._hidden, self._visible):
+            row.clear()
 
     def _forget(self, floor: int) -> None:
         """Nothing below counts any more, nor does what is acknowledged right behind it."""

@@ -305,8 +305,11 @@ class Popper:
         bounds = self._store.bounds(*queue)
         if bounds is None or bounds.end <= 0:
             return None
-        self._offsets.take_reset(wanted.group, *queue)  # it is where a person put it from here on
+        reset = self._offsets.take_reset(wanted.group, *queue)
         state = self._state(wanted.group, queue)
+        if reset is not None:  # also where the group's offset was there before
+            state.restart(reset)
+            self.log.note((wanted.group, *queue))
         now_ms = self._clock.now_ms()
         if state.is_read or self._in_flight >= self.limits.all_in_flight_max:
             return None
@@ -350,7 +353,7 @@ class Popper:
                 break
             await self._take(wanted, queue, state, taken, (start, end), is_fresh=True)
         found.error = found.error or taken.error
-        # Who had something may have acknowledged it while we read, or hidden it again, and a person have put the group elsewhere.
+        # Who had something may have acknowledged it while we read, or hidden it again.
         free = [one for one in taken.found if state.is_free(one[0])]
         if free and state.turns == turns:
             self._give(wanted, queue, state, found, free)
