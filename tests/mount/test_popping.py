@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -312,3 +313,45 @@ def test_a_record_that_comes_again_differs_in_nothing_but_how_often(captured_tie
         again = pop(client, **said).text()
         assert decode_record(first).reconsume_times + 1 == decode_record(again).reconsume_times
         assert sum(a != b for a, b in zip(first, again, strict=True)) == 1
+
+
+class Read:
+    """A pop's read of a tier, which a test holds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, served: Mounted) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+        read = served.mount.store.get_message
+
+        def held(*place: Any, **limits: Any) -> Any:
+            found = read(*place, **limits)
+            self.began.set()
+            assert self.may_end.wait(60)
+            return found
+
+        monkeypatch.setattr(served.mount.store, "get_message", held)
+
+
+@pytest.mark.parametrize("what", ["hidden", "acknowledged", "reset"])
+def test_what_happens_to_a_message_while_a_pop_reads_it_counts(
+    served: Mounted, client: Client, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    first = pop(client, maxMsgNums=2, invisibleTime=1)
+    (one, _) = records(first.text())
+    time.sleep(0.02)
+    read = Read(monkeypatch, served)
+    held = client.send(protocol.POP_MESSAGE, **asked(maxMsgNums=2))
+    assert read.began.wait(60)
+    with served.client(Form.JSON) as other:
+        if what == "hidden":
+            said = handle(first, one) | {"invisibleTime": 60_000}
+            assert other.ask(protocol.CHANGE_MESSAGE_INVISIBLETIME, **said).code == Code.SUCCESS
+        elif what == "acknowledged":
+            acknowledge(other, first, "a")
+        else:
+            reset = {"group": "g", "topic": "t", "queueId": 0, "timestamp": -1}
+            other.ask(protocol.RESET_CONSUMER_OFFSET, **reset, offset=6)
+            other.ask(protocol.RESET_CONSUMER_OFFSET, **reset, offset=0)
+    read.may_end.set()
+    assert bodies(client.answer(held)) == (["a", "b"] if what == "reset" else ["b", "c"])
+    rest = ["d", "e", "f"]
+    assert bodies(pop(client)) == (["a", "b", "c", *rest] if what == "reset" else rest)

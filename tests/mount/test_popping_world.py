@@ -118,6 +118,8 @@ class World:
         self.held: dict[tuple[Name, int], tuple[int, int]] = {}
         """Until when somebody has a message for himself, and the time by which he names it."""
         self.acknowledged: set[tuple[Name, int]] = set()
+        self.pulled: set[tuple[Name, int]] = set()
+        """Below what a consumer said that pulls: they may come again, and need not."""
         self.counts: Counter[str] = Counter()
         self.mount = Served(self)
 
@@ -147,7 +149,8 @@ class World:
         rng = self.rng
         self.clock.advance(rng.choice((0.001, 0.01, 0.4, 2.0)))
         what = rng.choices(
-            (self.pop, self.acknowledge, self.hide, self.save, self.crash), (6, 9, 3, 4, 1)
+            (self.pop, self.acknowledge, self.hide, self.save, self.pull, self.crash),
+            (6, 9, 3, 4, 0.3, 1),
         )
         what[0]()
 
@@ -173,6 +176,14 @@ class World:
     def save(self) -> None:
         self.mount.save()
 
+    def pull(self) -> None:
+        """A consumer of the group pulls, and says where it is."""
+        name = self.rng.choice(NAMES)
+        offset = min(self.mount.states[name].floor + self.rng.randint(1, 3), END)
+        self.mount.offsets.commit(*name, offset)
+        self.pulled |= {(name, place) for place in range(offset)}
+        self.counts["pulled"] += 1
+
     def crash(self) -> None:
         """At a write, before it or behind it, or between any; what was held is nobody's any more."""
         kind = self.rng.choice((None, Fault.CRASH_BEFORE, Fault.CRASH_AFTER))
@@ -197,7 +208,8 @@ class World:
                 if (name, place) not in self.acknowledged:
                     self.mount.acknowledge(name, place)
             self.mount.save()
-        assert {(name, place) for name in NAMES for place in range(END)} == self.acknowledged
+        whole = {(name, place) for name in NAMES for place in range(END)}
+        assert whole == self.acknowledged | self.pulled
         assert [self.mount.offsets.get(*name) for name in NAMES] == [END] * len(NAMES)
         assert not self.mount.keeper.kept.acks
 
@@ -217,7 +229,9 @@ def test_nothing_is_given_twice_at_a_time_nor_after_it_was_acknowledged_and_noth
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):
         counts += run(seed)
-    assert all(counts[what] >= SEEDS // 4 for what in ("given", "late", "crashes", "in a write"))
+    assert all(
+        counts[what] >= SEEDS // 4 for what in ("given", "late", "crashes", "pulled", "in a write")
+    )
 
 
 def forgotten(self: AckLog, name: Name) -> None:

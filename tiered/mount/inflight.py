@@ -52,7 +52,7 @@ class QueuePops:
         self._hidden: list[tuple[int, int]] = []  # until when, queue offset; stale ones stay
         self._visible: list[int] = []  # queue offsets, likewise
         self._drop(0, floor)
-        self._forget(floor)
+        self._cut(floor)
 
     # -- giving -----------------------------------------------------------------------------------
 
@@ -135,6 +135,11 @@ class QueuePops:
         at = bisect_right(self._starts, offset)
         return offset < self.floor or (at > 0 and offset < self._ends[at - 1])
 
+    def is_free(self, offset: int) -> bool:
+        """Whether it may be given: nobody has it, and it is not acknowledged."""
+        one = self.given.get(offset)
+        return (one is None or not one.until_ms) and not self.is_settled(offset)
+
     def settle(self, start: int, end: int) -> bool:
         """A range is acknowledged, or holds nothing for the group; whether any of it was not."""
         start = max(start, self.floor)
@@ -147,7 +152,7 @@ class QueuePops:
             start, end = min(start, self._starts[low]), max(end, self._ends[high - 1])
         self._starts[low:high], self._ends[low:high] = [start], [end]
         self._drop(start, end)
-        self._forget(self.floor)
+        self._rise()
         return True
 
     def _drop(self, start: int, end: int) -> None:
@@ -176,25 +181,34 @@ class QueuePops:
     def follow(self, floor: int) -> None:
         """The group's offset is elsewhere: ahead, or it was put back, and then all counts as never given."""
         if floor > self.floor:
-            self._forget(floor)
+            self._cut(floor)
         elif floor < self.floor:
-            self.floor = self.next = floor
-            self.turns += 1
-            for table in (self.given, self._counts):
-                table.clear()
-            for row in (self._starts, self._ends, self._hidden, self._visible):
-                row.clear()
+            self.restart(floor)
 
-    def _forget(self, floor: int) -> None:
-        """Nothing below counts any more, nor does what is acknowledged right behind it."""
-        gone = bisect_right(self._starts, floor)
-        if gone:
-            floor = max(floor, self._ends[gone - 1])
-        if floor > self.floor:
-            self._drop(self.floor, floor)
-            self.floor = floor
+    def restart(self, floor: int) -> None:
+        """A person has put the group there: from there on all counts as never given."""
+        self.floor = self.next = floor
+        self.turns += 1
+        for table in (self.given, self._counts):
+            table.clear()
+        for row in (self._starts, self._ends, self._hidden, self._visible):
+            row.clear()
+
+    def _cut(self, floor: int) -> None:
+        """The group's offset is there: nothing below counts any more. It may be in the midst of what is acknowledged."""
+        gone = bisect_right(self._ends, floor)
         del self._starts[:gone], self._ends[:gone]
-        self.next = max(self.next, floor)
+        if self._starts:
+            self._starts[0] = max(self._starts[0], floor)
+        self._drop(self.floor, floor)
+        self.floor, self.next = floor, max(self.next, floor)
+
+    def _rise(self) -> None:
+        """What is acknowledged right at the floor is below it from now on."""
+        if self._starts and self._starts[0] <= self.floor:
+            self.floor = self._ends[0]
+            self.next = max(self.next, self.floor)
+            del self._starts[0], self._ends[0]
 
     @property
     def is_idle(self) -> bool:

@@ -305,8 +305,11 @@ class Popper:
         bounds = self._store.bounds(*queue)
         if bounds is None or bounds.end <= 0:
             return None
-        self._offsets.take_reset(wanted.group, *queue)  # it is where a person put it from here on
+        reset = self._offsets.take_reset(wanted.group, *queue)
         state = self._state(wanted.group, queue)
+        if reset is not None:  # also where the group's offset was there before
+            state.restart(reset)
+            self.log.note((wanted.group, *queue))
         now_ms = self._clock.now_ms()
         if state.is_read or self._in_flight >= self.limits.all_in_flight_max:
             return None
@@ -350,8 +353,10 @@ class Popper:
                 break
             await self._take(wanted, queue, state, taken, (start, end), is_fresh=True)
         found.error = found.error or taken.error
-        if taken.found and state.turns == turns:  # else a person has put it elsewhere meanwhile
-            self._give(wanted, queue, state, found, taken.found)
+        # Who had something may have acknowledged it while we read, or hidden it again.
+        free = [one for one in taken.found if state.is_free(one[0])]
+        if free and state.turns == turns:
+            self._give(wanted, queue, state, found, free)
 
     async def _take(
         self,
@@ -393,8 +398,8 @@ class Popper:
             return
         self._pass_over((wanted.group, *queue), state, start, behind, [at for at, _ in got])
         for at, raw in got:
-            # Who held it may have acknowledged it meanwhile, or have it hidden still.
-            if not state.is_settled(at) and not (is_fresh and at in state.given):
+            # What is in flight is not new, though a mount before may have given it.
+            if state.is_free(at) and not (is_fresh and at in state.given):
                 taken.add(at, raw)
         if is_fresh:
             state.next = max(state.next, behind)
