@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from support import command_line, oracle
 from support.command_line import environment
 
 if TYPE_CHECKING:
@@ -252,38 +251,6 @@ def dump(store: Path, *, may_break_off: bool = False) -> Iterator[str]:
     return iter(lines)
 
 
-class Consumer:
-    """A client of 4.9 or 5.5 in a process of its own (``oracle client``)."""
-
-    def __init__(self, version: str, out: Path, command: str, *words: str, java: str = "") -> None:
-        self._out = out
-        client = "client-4.9" if version == "4.9" else "client"
-        with out.open("wb") as file, out.with_suffix(".log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [ORACLE, client, command, *words],
-                stdout=file,
-                stderr=log,
-                env={**environment(), "ORACLE_JAVA_OPTS": java},
-            )
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        *lines, _ = self._out.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def end(self) -> list[dict[str, Any]]:
-        """Wait for its end; what it got."""
-        assert self.process.wait(240) == 0, self._out.with_suffix(".log").read_text()[-2000:]
-        return self.messages
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 NOT_IN_TIME, TRIES = "RemotingTimeoutException", 12
 """Clients give a name server 1.5 s or so, which a busy machine may not meet, several times in a row."""
 
@@ -293,7 +260,7 @@ def admin(*words: str, version: str = "5.5") -> str:
     command = "admin" if version == "5.5" else f"admin-{version}"
     for _ in range(TRIES):
         done = subprocess.run(
-            [oracle.ORACLE, command, *words],
+            [ORACLE, command, *words],
             capture_output=True,
             text=True,
             timeout=240,
@@ -306,7 +273,7 @@ def admin(*words: str, version: str = "5.5") -> str:
 
 
 class Consumer:
-    """A client in a process of its own."""
+    """A client of 4.9 or 5.5 in a process of its own (``oracle client``)."""
 
     def __init__(self, version: str, out: Path, command: str, *words: str, java: str = "") -> None:
         self._out = out
@@ -316,7 +283,7 @@ class Consumer:
                 [ORACLE, client, command, *words],
                 stdout=file,
                 stderr=log,
-                env={**command_line.environment(), "ORACLE_JAVA_OPTS": java},
+                env={**environment(), "ORACLE_JAVA_OPTS": java},
             )
 
     @property
