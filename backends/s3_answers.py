@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from html import unescape
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backends.errors import (
@@ -201,25 +202,28 @@ def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool)
 def elements_of(text: str) -> dict[str, str]:
     """What an answer's text says in ``ELEMENTS``, fit to be shown."""
     return {
-        name: "".join(char for char in value if char.isprintable())[:_MESSAGE_CHARS_MAX]
+        name: "".join(char for char in unescape(value) if char.isprintable())[:_MESSAGE_CHARS_MAX]
         for name, value in _ELEMENT.findall(text)
     }
 
 
 def particulars(answer: Refusal, facts: Mapping[str, str]) -> str:
     """What the answer says in numbers or names: how far the clock is off, or which region is meant."""
-    if answer.reason == CLOCK and (skew_s := _skew_s(facts)) is not None:
+    if answer.reason == CLOCK and (times := _times(facts)) is not None:
+        ours, theirs = times
+        skew_s = (ours - theirs).total_seconds()
         way = "ahead of" if skew_s > 0 else "behind"
-        return f" by {abs(skew_s):.0f} s, {way} the store's"
+        both = f"{ours:%Y-%m-%dT%H:%M:%SZ} here, {theirs:%Y-%m-%dT%H:%M:%SZ} there"
+        return f" by {abs(skew_s):.0f} s, {way} the store's ({both})"
     if region := facts.get("Region"):
         return f", {region}"
     return ""
 
 
-def _skew_s(facts: Mapping[str, str]) -> float | None:
-    """Seconds that our clock is ahead of the server's."""
+def _times(facts: Mapping[str, str]) -> tuple[datetime, datetime] | None:
+    """The time by our clock and by the server's, where it tells both."""
     ours, theirs = (_time(facts.get(name, "")) for name in ("RequestTime", "ServerTime"))
-    return None if ours is None or theirs is None else (ours - theirs).total_seconds()
+    return None if ours is None or theirs is None else (ours, theirs)
 
 
 def _time(text: str) -> datetime | None:

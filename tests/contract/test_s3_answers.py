@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from support.command_line import here
-from support.servers import S3Server, serving
+from support.servers import S3Server, serving, use_server
 
+from backends import s3_listing
 from backends.errors import (
     ARCHIVED,
     CLOCK,
@@ -117,7 +120,7 @@ def met(call: Any) -> BackendError:
             "RequestTimeTooSkewed",
             {"RequestTime": "20261128T013000Z", "ServerTime": "2026-11-28T01:00:00Z"},
             CLOCK,
-            "clock is wrong by 1800 s, ahead of",
+            "clock is wrong by 1800 s, ahead of the store's (2026-11-28T01:30:00Z here, 2026-11-28T01:00:00Z there)",
             "NTP",
         ),
         (403, "RequestTimeTooSkewed", {}, CLOCK, "clock is wrong", "NTP"),
@@ -287,3 +290,25 @@ def test_a_bucket_of_which_nothing_is_said_is_not_without_versions(server: Serve
     versions.close()
     assert met(lambda: read_rules("bucket/p", S3Options())).reason in {SETTINGS, FAILING}
     assert met(lambda: read_object_lock("bucket/p", S3Options())).reason in {SETTINGS, FAILING}
+
+
+@pytest.mark.go
+def test_a_real_server_tells_both_times(minio: S3Server, monkeypatch: pytest.MonkeyPatch):
+    """MinIO says in a header alone what time it is; ours is 40 minutes ahead."""
+    use_server(minio, monkeypatch)
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(minutes=40)
+
+    monkeypatch.setattr(s3_listing, "datetime", Ahead)
+    with pytest.raises(PermissionDeniedError) as caught:
+        list(open_store(f"s3://{minio.bucket()}/t", S3Options()).list(""))
+    said = re.search(
+        r"wrong by (\d+) s, ahead of the store's \((\S+) here, (\S+) there\)", str(caught.value)
+    )
+    assert said, str(caught.value)
+    assert 2300 < int(said[1]) < 2500
+    assert "server's time" in str(caught.value)
+    assert (caught.value.reason, "NTP" in caught.value.do) == (CLOCK, True)
