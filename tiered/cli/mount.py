@@ -160,8 +160,8 @@ def run(call: Call, options: MountOptions) -> int:
     """Serves a tier read-only to RocketMQ's clients.
 
     A broker is gone, and its tier is there: consumers go on reading from the mount as if it were the broker, with
-    the offsets that they commit to it. Producers are sent to other brokers. docs/mount.md has what works, docs/cold-reads.md what a replica beside
-    a living broker does.
+    the offsets that they commit to it. Producers are sent to other brokers. docs/mount.md has what works,
+    docs/cold-reads.md what a replica beside a living broker does.
 
     Examples:
         tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876
