@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -151,3 +152,17 @@ def test_what_libraries_write_waits_for_no_room():
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-c", CHATTER]
         assert subprocess.run(command, stderr=full, timeout=60, check=False).returncode == 0
+
+
+def test_a_run_that_ends_for_a_full_disk_names_it_in_its_last_line(disk: Disk, tmp_path: Path):
+    store = captures.unpack("s01-basic", tmp_path)
+    more = ("--once", "--give-up-seconds", "1", "--bundle-size", "4MiB", "--drain-seconds", "0")
+    disk.resize("100k")
+    ran = command_line.here("attach", store, "--to", f"file://{disk.path}/tier", *more)
+    last = ran.err.splitlines()[-1]
+    assert ran.code == 3
+    assert re.search(r"nothing could be uploaded for \d+ s: full: No space left on device", last), (
+        ran.err
+    )
+    assert f"(file://{disk.path}/tier " in last
+    assert "make room" in last

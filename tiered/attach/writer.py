@@ -480,10 +480,13 @@ class Attachment:
     def _raise_given_up(self, dispatcher: TieredDispatcher) -> None:
         self._raise_fault()
         if self._has_given_up(dispatcher):
+            # The one that uploads met, if any did: the lease may be in other trouble.
+            troubles = sorted(self.patient.troubles(), key=lambda one: one.kind != "put")
+            why = f": {troubles[0].told}" if troubles else ""
             raise StoreUnavailableError(
-                f"nothing could be uploaded for {dispatcher.seconds_without_success():.0f} s",
+                f"nothing could be uploaded for {dispatcher.seconds_without_success():.0f} s{why}",
                 where=self.meter.url,
-                do="check the store; what is durable stays, attach again to go on",
+                do=f"{'' if why else 'check the store; '}what is durable stays, attach again to go on",
             )
 
     def _settle(self, dispatcher: TieredDispatcher) -> None:
