@@ -76,9 +76,9 @@ WHOLE = bodies(captures.captured("s01-basic").messages["orders"])
 
 def settled(folder: Path) -> set[tuple[int, int]]:
     """Queue and offset of all that the mount's journal says that the group acknowledged."""
-    state = kept_state(
-        LocalFolderStore(folder / "tier-s01-basic"), "cluster-a/broker-a/meta/mount/broker-a/"
-    )
+    tier = folder / "tier-s01-basic"
+    (place,) = tier.glob("*/broker-a/meta/mount/broker-a")
+    state = kept_state(LocalFolderStore(tier), f"{place.relative_to(tier)}/")
     assert state is not None
     found = {(q, at) for q, end in state.offsets["g", "orders"].items() for at in range(end)}
     for (_, _, queue_id), row in state.acks.items():
