@@ -142,6 +142,9 @@ class _Handing:
         offsets = {name: dict(row) for name, row in self.known.items()}
         writer = self._writer(clock, rng)
         counts = {SCHEDULE_TOPIC: 0, RETRY_PREFIX: 0, "": 0}
+        for topic in {queue.topic for queue in writer.state.queues} if writer else ():
+            if topic != SCHEDULE_TOPIC:
+                self.store.create_topic(topic, queues=1)  # as brokers make them
         for queue, record in self._left(writer, offsets) if writer else ():
             self.store.append_as_is(message_of(record))
             kinds = (SCHEDULE_TOPIC, RETRY_PREFIX, "")
