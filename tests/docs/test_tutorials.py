@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support import oracle
+from support.servers import S3Server, use_server
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs/tutorials"
@@ -94,6 +96,39 @@ def test_from_messages_to_a_chart(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_spark(tmp_path: Path) -> None:
     holds(TUTORIALS / "spark.md", {"/tmp/demo": str(tmp_path / "demo")}, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.java
+@pytest.mark.go
+@oracle.needs_java
+def test_a_real_broker_on_minio_and_its_mount(
+    minio: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What containers run on the page runs here without them: the same broker, name server, object store and mqadmin."""
+    use_server(minio, monkeypatch)
+    scratch = tmp_path / "tutorial"
+    with oracle.Broker(tmp_path, scratch / "store") as broker:
+        broker.start()
+        # It is ours to wait for, so what is left of it is there until then.
+        state = f"$(cut -d' ' -f3 /proc/{broker.pid}/stat)"
+        ended = f'kill {broker.pid}; while [ "{state}" != Z ]; do sleep 0.2; done'
+        moved = {
+            "docker exec namesrv sh mqadmin": f"{oracle.ORACLE} admin",
+            "docker stop broker": ended,
+            "docker run": "true",
+            "-c DefaultCluster": "-c cluster-a",
+            "127.0.0.1:9876": broker.address,
+            "127.0.0.1:10911": "127.0.0.1:0",
+            "127.0.0.1:9400": f"127.0.0.1:{next(oracle.free_ports())}",
+            "http://127.0.0.1:9000": minio.endpoint_url,
+            "AWS_ACCESS_KEY_ID=tiered": f"AWS_ACCESS_KEY_ID={minio.access_key}",
+            "AWS_SECRET_ACCESS_KEY=tiered-secret": f"AWS_SECRET_ACCESS_KEY={minio.secret_key}",
+            "/tmp/tutorial": str(scratch),
+        }
+        for page in ("attach", "mount"):
+            (tmp_path / page).mkdir()
+            holds(TUTORIALS / f"{page}.md", moved, tmp_path / page)
 
 
 def test_what_is_compared() -> None:

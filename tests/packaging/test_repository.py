@@ -43,7 +43,7 @@ HOSTS = [
 REGISTRY = re.compile("|".join(rf"(?<![\w-]){re.escape(host)}\b" for host in HOSTS), re.IGNORECASE)
 # A home, a checkout, or the folder beside it; "/tmp" is a place like any other on every machine.
 MACHINE = re.compile(
-    r"(?<![\w.])/(?:root|home|work|farm|Users)/[\w.]|\.\./shared\b|/tmp/" + r"bg\b"
+    r"(?<![\w.])/(?:root|home(?!/rocketmq/)|work|farm|Users)/[\w.]|\.\./shared\b|/tmp/" + r"bg\b"
 )
 NOTE = re.compile("|".join(rf"\b{a}{b}\b" for a, b in [("TO", "DO"), ("FIX", "ME"), ("HA", "CK")]))
 
