@@ -51,6 +51,7 @@ test: .venv/.installed-test system ## every test but the slow ones, with what th
 	@$(SHARED) -m "not slow" $(PYTEST_ARGS)
 
 test-all: .venv/.installed-test system ## the slow tests too
+	@requirements/system.sh chromium
 	@$(SHARED) $(PYTEST_ARGS)
 
 simulate: .venv/.installed-test ## SEEDS=100000 seeded runs of writers, faults and crashes on a virtual clock, in parallel
@@ -62,7 +63,7 @@ torture: .venv/.installed-test system ## KILLS=500 kills of real processes, at n
 zombies: .venv/.installed-test system ## RUNS=100 writers that sleep past their lease while another works, on a folder and S3 servers
 	@TIERED_ZOMBIE_RUNS=$(or $(RUNS),100) $(PYTEST) tests/torture/test_zombies.py -s -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
-system: ## JDK and Maven (with apt, as root), the RocketMQ and Kafka oracles, MinIO, Chromium; says what it has to leave out
+system: ## JDK and Maven (with apt, as root), the RocketMQ and Kafka oracles, MinIO; says what it has to leave out
 	@requirements/system.sh
 
 lint: .venv/.installed-test ## ruff, mypy, import contracts

@@ -2,7 +2,7 @@
 # What the tests want beside Python packages: a JDK with Maven, the oracles (RocketMQ, Kafka) built with them, MinIO, and Chromium.
 #
 #   system.sh         all of it
-#   system.sh minio   MinIO alone; likewise `promtool`, which checks metrics and alert rules
+#   system.sh minio   MinIO alone; likewise `promtool`, which checks metrics and alert rules, and `chromium`, for slow tests
 #
 # Says what is there, installs what can be had (the JDK and Maven with apt, as root; MinIO is built, with Go on PATH or from
 # the package index), and names loudly what has to be left out. With TIERED_REQUIRE=1 anything left out is a failure.
@@ -112,10 +112,10 @@ if [[ ${1:-all} == all ]]; then
         want rocketmq "the RocketMQ oracle" "tests marked java"
         want kafka "the Kafka oracle" "tests marked java"
     fi
-    want chromium "Chromium" "slow tests of the pages in a browser"
 fi
-if [[ ${1:-all} == all || $1 == minio ]]; then want minio "MinIO" "tests marked go"; fi
-if [[ ${1:-all} == all || $1 == promtool ]]; then want promtool "promtool" "tests of alert rules and of the metrics' form"; fi
+if [[ ${1:-} == chromium ]]; then want chromium "Chromium" "slow tests of the pages in a browser"; fi
+if [[ ${1:-all} == all || ${1:-} == minio ]]; then want minio "MinIO" "tests marked go"; fi
+if [[ ${1:-all} == all || ${1:-} == promtool ]]; then want promtool "promtool" "tests of alert rules and of the metrics' form"; fi
 
 ((${#left_out[@]})) || exit 0
 {
