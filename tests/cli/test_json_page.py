@@ -1,4 +1,4 @@
-"""docs/json.md shows what the commands print, field by field."""
+"""Pages of the reference show what the commands print, field by field."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 if TYPE_CHECKING:
     from support.command_line import CommandLine
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+PAGES = Path(__file__).parents[2] / "docs" / "reference"
 SAMPLES = dict(
     re.findall(
-        r"^## `(tiered [^`]+)`\n.*?```json\n(.*?)```",
-        PAGE.read_text("utf-8"),
+        r"^## `(tiered [^`]+)`\n(?:(?!^## ).)*?```json\n(.*?)```",
+        "\n".join(page.read_text("utf-8") for page in sorted(PAGES.glob("*.md"))),
         re.MULTILINE | re.DOTALL,
     )
 )

@@ -8,7 +8,7 @@
         freshness_s: float = option("a message is durable so soon", "DURATION", seconds_above_zero, default=2.0)
 
 A field is an option (``--freshness``), a key of the ``--config`` file in the table of its command, a variable of the
-environment (``TIERED_ATTACH_FRESHNESS``), a row of ``config show`` and one of docs/configuration.md; it is called as the
+environment (``TIERED_ATTACH_FRESHNESS``), a row of ``config show`` and a line of docs/reference; it is called as the
 field is, without the unit that its value has. Common settings (``CommonOptions``) stand at the top of a file:
 
     endpoint-url = "http://127.0.0.1:9000"
