@@ -30,7 +30,7 @@ class PauseOptions:
 
 @command("pause", PauseOptions)
 def pause(call: Call, options: PauseOptions) -> int:
-    """Has attach take nothing more of a topic, until it is resumed.
+    """Makes attach skip a topic until it is resumed.
 
     A running attach obeys within seconds, and one that is started later as well; the other topics go on. The broker
     keeps what comes meanwhile, and it is tiered when the topic is resumed: resume it before the broker's retention
@@ -45,7 +45,7 @@ def pause(call: Call, options: PauseOptions) -> int:
 
 @command("resume", PauseOptions)
 def resume(call: Call, options: PauseOptions) -> int:
-    """Has attach go on with a topic that was paused.
+    """Makes attach go on with a paused topic.
 
     Examples:
         tiered resume s3://bucket/prefix orders
