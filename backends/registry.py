@@ -52,7 +52,7 @@ def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
     match = _SCHEME.match(url)
     if match is None:
         do = (
-            f"a folder is written as ./{url} or by its whole path; or {_ABSOLUTE}"
+            f"a folder is written as ./{redacted(url)} or by its whole path; or {_ABSOLUTE}"
             if url
             else _ABSOLUTE
         )

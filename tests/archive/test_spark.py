@@ -372,7 +372,7 @@ print(factory.getPlatformMXBean(bean).getVMOption("TieredStopAtLevel").getValue(
 @pytest.mark.parametrize(
     ("how", "options", "level"),
     [
-        ("lean", "", "1"),
+        pytest.param("lean", "", "1", marks=pytest.mark.slow),
         pytest.param("lean", "-XX:TieredStopAtLevel=4", "4", marks=pytest.mark.slow),
         pytest.param("full", "", "4", marks=pytest.mark.slow),  # each starts a JVM
     ],

@@ -258,4 +258,4 @@ def test_a_broker_that_cannot_be_looked_at_hides_no_other():
     told = [(one.name, one.status, one.detail) for one in found]
     assert ("journal", "ok", "c/b: epoch 1, 0 queues") in told
     (failed,) = (detail for name, status, detail in told if status == "fail")
-    assert failed.startswith("c/a: another version of tiered has written this: format 99")
+    assert failed.startswith("c/a: another version of tiered has written this: its format is 99")

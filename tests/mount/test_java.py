@@ -112,6 +112,7 @@ def test_filters_and_times(name_server: str, tmp_path: Path):
     assert late == [one for one in everything if one["store_timestamp_ms"] >= time_ms]
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_where_it_was_after_a_restart_of_the_mount(
     name_server: str, tmp_path: Path
 ):

@@ -352,7 +352,8 @@ REFUSED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("version", ["4.9", pytest.param("5.5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.9", "5.5"])
 def test_what_mqadmin_asks_a_mount_as_a_name_server_is_answered(version: str, tmp_path: Path):
     _, url = tier_of("s01-basic", tmp_path)
     address = f"127.0.0.1:{next(oracle.free_ports())}"

@@ -43,6 +43,7 @@ def places(found: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
     return Counter((one["queue_id"], one["queue_offset"]) for one in found)
 
 
+@pytest.mark.slow
 def test_a_laggard_reads_from_the_tier_and_the_rest_from_the_master(tmp_path: Path):
     store, url = tmp_path / "store", f"file://{tmp_path}/tier"
     with oracle.Broker(tmp_path, store, **LAGS) as broker:

@@ -148,7 +148,9 @@ def test_commands_in_blocks_are_taken_as_they_stand(tracked: dict[str, str]):
     refused = []
     for page, (text,) in shown:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
-        ends = (at for at, word in enumerate(words) if word in {"|", "||", ">", "2>", "&&", ";", "&"})
+        ends = (
+            at for at, word in enumerate(words) if word in {"|", "||", ">", "2>", "&&", ";", "&"}
+        )
         words, path = words[: next(ends, len(words))], ""
         if any(word in {"…", "..."} for word in words):
             continue

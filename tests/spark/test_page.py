@@ -42,6 +42,7 @@ def run_line(kind: str, line: str) -> None:
         subprocess.run([sys.executable, *words], check=True, cwd=DOCS.parent, timeout=240)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_each_block_draws_the_same_chart(

@@ -120,6 +120,7 @@ def dying(_refused: list[int]) -> list[int]:
     raise Killed
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_gave_to_a_real_broker_is_known_there(
     broker: oracle.Broker, tmp_path: Path
 ):
