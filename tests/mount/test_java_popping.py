@@ -28,7 +28,7 @@ SLOWLY = ("--ack-seconds", "1")
 """Who pops waits with many messages in hand until acknowledgements are durable, so that it can be met in the middle."""
 
 
-class Consumer:
+class PoppingClient:
     """A client in a process of its own, and what it printed."""
 
     def __init__(self, out: Path, *words: str) -> None:
@@ -97,7 +97,7 @@ def test_a_consumer_whose_group_pops_gets_all_though_the_mount_is_killed(
         with Client(mount.address, Form.JSON) as client:
             said = {"topic": "orders", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 0}
             assert client.ask(protocol.SET_MESSAGE_REQUEST_MODE, said).code == Code.SUCCESS
-        consumer = Consumer(
+        consumer = PoppingClient(
             tmp_path / "out", "client", "push", *words, "--seconds", "60", "--max", "5000",
             "--refuse", "250",
         )  # fmt: skip
@@ -152,7 +152,7 @@ def test_consumers_of_grpc_behind_a_proxy_whose_cluster_has_a_mount_alone(
     with MountProcess(url, tmp_path / "log", *listen):
         words = ("--proxy", proxy(), "--topic", "orders", "--group", "g", "--seconds", "120")
         more = ("--max", "1200", "--refuse", "100")
-        rows = Consumer(tmp_path / "out", kind, *words, *more).end()
+        rows = PoppingClient(tmp_path / "out", kind, *words, *more).end()
     assert bodies(rows) == WHOLE
     taken = [row["msg_id"] for row in rows if row["consumed"]]
     assert len(taken) == len(set(taken))
@@ -171,7 +171,7 @@ def test_what_was_acknowledged_over_grpc_does_not_come_again_from_the_next_mount
     listen = ("--listen", f"127.0.0.1:{next(oracle.free_ports())}", "--namesrv", name_server)
     with MountProcess(url, tmp_path / "log", *listen, *SLOWLY) as mount:
         words = ("--proxy", proxy(), "--topic", "orders", "--group", "g", "--hidden", "300")
-        first = Consumer(tmp_path / "out", "simple", *words, "--max", "5000")
+        first = PoppingClient(tmp_path / "out", "simple", *words, "--max", "5000")
         until(lambda: len(first.rows) > 100, "in the middle", 120)
         mount.end(signal.SIGKILL)
         first.process.kill()
@@ -180,7 +180,9 @@ def test_what_was_acknowledged_over_grpc_does_not_come_again_from_the_next_mount
     assert before
     with MountProcess(url, tmp_path / "log2", *listen):
         left = str(len(WHOLE) - len(settled(tmp_path)))
-        second = Consumer(tmp_path / "out2", "simple", *words, "--max", left, "--seconds", "120")
+        second = PoppingClient(
+            tmp_path / "out2", "simple", *words, "--max", left, "--seconds", "120"
+        )
         after = bodies(second.end())
     assert not before & set(after)
     assert set(after) | before | {
@@ -188,3 +190,31 @@ def test_what_was_acknowledged_over_grpc_does_not_come_again_from_the_next_mount
         for one in captures.captured("s01-basic").messages["orders"]
         if (one["queue_id"], one["queue_offset"]) in settled(tmp_path)
     } == set(WHOLE)
+
+
+def test_beside_a_live_broker_who_pops_gets_the_mounts_messages_only_where_that_was_said(
+    url: str, tmp_path: Path
+):
+    """The topic is the live broker's: a mount that does not share it costs consumers of gRPC no receive."""
+    with oracle.Broker(tmp_path, tmp_path / "live") as broker:
+        broker.start()
+        live = {row["msg_id"] for row in broker.produce("orders", 200, queues=4)}
+        ports = oracle.free_ports()
+        address = f"127.0.0.1:{next(ports)}"
+        words = ("--cluster", oracle.CLUSTER, "--namesrv", broker.address)
+        more = ("--port", address.split(":")[1], "--remoting-port", str(next(ports)))
+        proxy = oracle.Server(tmp_path / "proxy.log", "proxy", *words, *more)
+        try:
+            proxy.wait_ready()
+            serving = ("--listen", "127.0.0.1:0", "--namesrv", broker.address, "--name", "gone")
+            asked = ("--proxy", address, "--topic", "orders", "--seconds", "120")
+            with MountProcess(url, tmp_path / "alone", *serving):
+                words = (*asked, "--group", "one", "--max", "200")
+                first = PoppingClient(tmp_path / "one", "simple", *words).end()
+            with MountProcess(url, tmp_path / "shared", *serving, "--share-topics"):
+                words = (*asked, "--group", "two", "--max", "1400")
+                both = PoppingClient(tmp_path / "two", "simple", *words).end()
+        finally:
+            proxy.end(signal.SIGKILL)
+    assert {row["msg_id"] for row in first} == live
+    assert {row["msg_id"] for row in both} == live | set(WHOLE)
