@@ -269,7 +269,9 @@ def test_a_tier_has_to_be_named():
 def test_a_tier_on_s3(moto_environment: S3Server):
     """By our own client; a chain has s3fs name the place, and nothing more."""
     url = f"s3://{moto_environment.bucket()}/deep/t"
-    Made(url).add(b"first", b"second")
+    made = Made(url)
+    made.add(b"first", b"second")
+    made.builder.store.close()
     found = fsspec.filesystem("tiered", url=url).cat_file("orders/0/1-2.jsonl")
     assert json.loads(found)["queue_offset"] == 1
     with fsspec.open(f"tiered://orders/0/1-2.jsonl::{url}") as file:
