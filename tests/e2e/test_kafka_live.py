@@ -182,6 +182,7 @@ def once(node: Node, url: str) -> None:
     assert entries(node.directory) == was
 
 
+@pytest.mark.slow  # a minute; a captured node stands for it in every run
 def test_everything_that_consumers_get_is_in_the_tier(
     node: Node, url: str, tmp_path: Path, request: pytest.FixtureRequest, turn: int
 ) -> None:

@@ -52,6 +52,7 @@ def committed(url: str) -> int:
     return 0 if ran.code == 2 else int(ran.good().document["brokers"][0]["messages"])
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(growing: Growing, url: str, tmp_path: Path) -> None:
     """Wherever the kill falls, what was said to be durable is, and the next one goes on from there."""
     dump, rng, log = captures.captured(NAME), random.Random(11), tmp_path / "attach.log"

@@ -34,6 +34,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_they_run_and_errors_are_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

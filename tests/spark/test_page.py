@@ -121,6 +121,7 @@ def require_archived(given: dict[str, str], folder: Path) -> None:
     assert {"name": "demo-orders"} in shown
 
 
+@pytest.mark.slow
 def test_the_tasks_of_the_dag_run_as_they_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
