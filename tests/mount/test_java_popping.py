@@ -190,31 +190,3 @@ def test_what_was_acknowledged_over_grpc_does_not_come_again_from_the_next_mount
         for one in captures.captured("s01-basic").messages["orders"]
         if (one["queue_id"], one["queue_offset"]) in settled(tmp_path)
     } == set(WHOLE)
-
-
-def test_beside_a_live_broker_who_pops_gets_the_mounts_messages_only_where_that_was_said(
-    url: str, tmp_path: Path
-):
-    """The topic is the live broker's: a mount that does not share it costs consumers of gRPC no receive."""
-    with oracle.Broker(tmp_path, tmp_path / "live") as broker:
-        broker.start()
-        live = {row["msg_id"] for row in broker.produce("orders", 200, queues=4)}
-        ports = oracle.free_ports()
-        address = f"127.0.0.1:{next(ports)}"
-        words = ("--cluster", oracle.CLUSTER, "--namesrv", broker.address)
-        more = ("--port", address.split(":")[1], "--remoting-port", str(next(ports)))
-        proxy = oracle.Server(tmp_path / "proxy.log", "proxy", *words, *more)
-        try:
-            proxy.wait_ready()
-            serving = ("--listen", "127.0.0.1:0", "--namesrv", broker.address, "--name", "gone")
-            asked = ("--proxy", address, "--topic", "orders", "--seconds", "120")
-            with MountProcess(url, tmp_path / "alone", *serving):
-                words = (*asked, "--group", "one", "--max", "200")
-                first = PoppingClient(tmp_path / "one", "simple", *words).end()
-            with MountProcess(url, tmp_path / "shared", *serving, "--share-topics"):
-                words = (*asked, "--group", "two", "--max", "1400")
-                both = PoppingClient(tmp_path / "two", "simple", *words).end()
-        finally:
-            proxy.end(signal.SIGKILL)
-    assert {row["msg_id"] for row in first} == live
-    assert {row["msg_id"] for row in both} == live | set(WHOLE)
