@@ -30,7 +30,7 @@ from support.tiers import TIME_MS
 
 import tiered
 from tiered.api import filesystem
-from tiered.api.filesystem import OffsetRange, TieredFileSystem, folder_of, offset_ranges, topic_of
+from tiered.api.filesystem import FileRange, TieredFileSystem, folder_of, offset_ranges, topic_of
 from tiered.errors import InvalidError
 from tiered.log.parts import PART, Parts
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
@@ -233,7 +233,7 @@ def test_files_cover_a_queue_once_and_are_no_larger_than_they_may_be(parts, low,
     assert covered == sorted({*covered})
     assert {*covered} == real & set(range(bounds.min, bounds.end))
     assert all(one.log_bytes <= file_bytes or one.stop == one.start + 1 for one in made)
-    assert all(isinstance(one, OffsetRange) and one.start < one.stop for one in made)
+    assert all(isinstance(one, FileRange) and one.start < one.stop for one in made)
 
 
 # -- where the tier is -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tiered.api.arrow import load_pyarrow
-from tiered.api.filesystem import ARROW, OffsetRange, TieredFileSystem
+from tiered.api.filesystem import ARROW, FileRange, TieredFileSystem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +43,7 @@ def make_dataset(tier: Tier, topic: str, columns: Sequence[str] | None) -> pd.Fi
     return arrow.dataset.FileSystemDataset(fragments, schema, form, system)
 
 
-def _known(
-    arrow: ModuleType, names: Sequence[str], queue: MessageQueue, one: OffsetRange
-) -> object:
+def _known(arrow: ModuleType, names: Sequence[str], queue: MessageQueue, one: FileRange) -> object:
     """What holds of each row of a file, as far as its columns are there."""
     time = arrow.timestamp("ms", "UTC")
     known = arrow.dataset.scalar(True)

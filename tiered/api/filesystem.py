@@ -49,7 +49,7 @@ _TARGET_OPTIONS: Final = {"endpoint_url", "profile", "region"}
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetRange:
+class FileRange:
     """A file's worth of a queue: about ``FILE_BYTES`` of its commit log."""
 
     start: int  # first queue offset
@@ -59,13 +59,13 @@ class OffsetRange:
     store_max_ms: int  # nor after
 
 
-def offset_ranges(parts: Parts, bounds: QueueBounds, file_bytes: int) -> list[OffsetRange]:
+def offset_ranges(parts: Parts, bounds: QueueBounds, file_bytes: int) -> list[FileRange]:
     """A queue cut into files. A gap between two parts ends one."""
-    made: list[OffsetRange] = []
+    made: list[FileRange] = []
     for piece in _pieces(parts, bounds, file_bytes):
         last = made[-1] if made else None
         if last and last.stop == piece.start and last.log_bytes + piece.log_bytes <= file_bytes:
-            made[-1] = OffsetRange(
+            made[-1] = FileRange(
                 last.start,
                 piece.stop,
                 last.log_bytes + piece.log_bytes,
@@ -77,7 +77,7 @@ def offset_ranges(parts: Parts, bounds: QueueBounds, file_bytes: int) -> list[Of
     return made
 
 
-def _pieces(parts: Parts, bounds: QueueBounds, file_bytes: int) -> Iterator[OffsetRange]:
+def _pieces(parts: Parts, bounds: QueueBounds, file_bytes: int) -> Iterator[FileRange]:
     """Each part, or some of it where it is larger than a file."""
     names = ("queue_offset", "count", "log_bytes", "store_min_ms", "store_max_ms")
     for first, count, log_bytes, low_ms, high_ms in zip(
@@ -90,7 +90,7 @@ def _pieces(parts: Parts, bounds: QueueBounds, file_bytes: int) -> Iterator[Offs
             start, stop = max(at, bounds.min), min(at + step, first + count, bounds.end)
             if start < stop:
                 size = log_bytes * (stop - start) // count
-                yield OffsetRange(start, stop, size, low_ms, high_ms)
+                yield FileRange(start, stop, size, low_ms, high_ms)
 
 
 class MadeFile(io.BytesIO):
@@ -189,14 +189,14 @@ class TieredFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has n
             for form in (ARROW, JSON_LINES)
         ]
 
-    def ranges(self, queue: MessageQueue) -> list[OffsetRange]:
+    def ranges(self, queue: MessageQueue) -> list[FileRange]:
         """A queue's files, in order."""
         incarnation = opened_by(self._opened).state.incarnation(queue)
         assert incarnation
         return offset_ranges(incarnation.parts(), self._opened.bounds(*queue), FILE_BYTES)
 
     @staticmethod
-    def name(queue: MessageQueue, one: OffsetRange, form: str) -> str:
+    def name(queue: MessageQueue, one: FileRange, form: str) -> str:
         """The path of a file."""
         return f"{folder_of(queue.topic)}/{queue.queue_id}/{one.start:020d}-{one.stop:020d}.{form}"
 
@@ -211,7 +211,7 @@ class TieredFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has n
         touched = [one for one in self.ranges(queue) if one.start < stop and one.stop > start]
         times = [one.store_min_ms for one in touched], [one.store_max_ms for one in touched]
         sizes = sum(one.log_bytes for one in touched)
-        return _file(path, OffsetRange(start, stop, sizes, min(times[0]), max(times[1])))
+        return _file(path, FileRange(start, stop, sizes, min(times[0]), max(times[1])))
 
     def size(self, path: str) -> int | None:
         """Of a file: it is made for that."""
@@ -330,7 +330,7 @@ def _folder(name: str) -> dict[str, Any]:
     return {"name": name, "size": 0, "type": "directory"}
 
 
-def _file(name: str, said: OffsetRange) -> dict[str, Any]:
+def _file(name: str, said: FileRange) -> dict[str, Any]:
     times = {"store_min_ms": said.store_min_ms, "store_max_ms": said.store_max_ms}
     return {"name": name, "size": None, "type": "file", "log_bytes": said.log_bytes, **times}
 

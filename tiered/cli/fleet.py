@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="BrokersOptions")
 
 
-class _Kept(Results):
+class _RowsKept(Results):
     """Keeps the document of one broker."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ def _places(call: Call, options: BrokersOptions) -> list[Place]:
 def _run_one(run: Callable[[Call, T], int], call: Call, options: T, place: Place) -> Row:
     from tiered.api.stores import backend_errors
 
-    kept = _Kept()
+    kept = _RowsKept()
     common = replace(
         call.common, cluster=place.cluster, broker=place.broker, output="json", json=False
     )

@@ -150,7 +150,7 @@ class Following:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedBy:
     """Which queues nothing is taken of for now."""
 
     selects: Callable[[MessageQueue], bool]  # those that are tiered
@@ -234,7 +234,7 @@ class TieredDispatcher:
         self._journal = journal
         self._local = local
         self._settings = settings
-        self._passed = Passed(selects, journal.state.paused_topics, settings.pauses)
+        self._passed = PassedBy(selects, journal.state.paused_topics, settings.pauses)
         self._clock = clock
         self._files = QueueFiles(
             local,
@@ -651,7 +651,7 @@ class TieredDispatcher:
             for topic in sorted(before - paused):
                 _LOG.info("%s is resumed", topic)
 
-    def _pass_by(self, passed: Passed) -> None:
+    def _pass_by(self, passed: PassedBy) -> None:
         """Pass other queues by; what was passed by of one that goes on is read in bulk. Of one thread at a time."""
         before, self._passed = (
             self._passed,

@@ -29,7 +29,7 @@ FAR: Final = 1 << 62
 
 
 @dataclass(slots=True)
-class Given:
+class HiddenUntil:
     """A message in flight."""
 
     until_ms: int  # hidden up to then, included; 0: it waits to be given again
@@ -41,7 +41,7 @@ class QueuePops:
 
     def __init__(self, floor: int, kept: Acknowledged | None = None) -> None:
         """Begin where the group's offset is, with what it had acknowledged."""
-        self.given: dict[int, Given] = {}  # by queue offset
+        self.given: dict[int, HiddenUntil] = {}  # by queue offset
         self.attempt = ""  # id of the request that was given something in order last
         self.is_read = False  # by a pop, which others do not wait for
         self.turns = 0  # how often it began anew; what was read before counts for nothing
@@ -102,7 +102,7 @@ class QueuePops:
             before.append(count)
             if count:
                 self._counts[offset] = count + 1
-            self.given[offset] = Given(until_ms, now_ms)
+            self.given[offset] = HiddenUntil(until_ms, now_ms)
             heappush(self._hidden, (until_ms, offset))
         return before
 
@@ -174,7 +174,7 @@ class QueuePops:
             return False
         if one is None:
             self._counts.setdefault(offset, 1)
-        self.given[offset] = Given(until_ms, now_ms)
+        self.given[offset] = HiddenUntil(until_ms, now_ms)
         heappush(self._hidden, (until_ms, offset))
         return True
 

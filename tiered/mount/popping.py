@@ -107,7 +107,7 @@ class Pop:
 
 
 @dataclass(slots=True)
-class Found:
+class Popped:
     """What a pop has found so far."""
 
     body: list[bytes | memoryview]  # records
@@ -281,8 +281,8 @@ class Popper:
         is_first = self._turn % RETRY_TURN == 0
         yield from (*retries, *own) if is_first else (*own, *retries)
 
-    async def _find(self, wanted: Pop) -> Found:
-        found = Found([], [], [])
+    async def _find(self, wanted: Pop) -> Popped:
+        found = Popped([], [], [])
         until_s = self._clock.monotonic_s() + self._pulls.read_s
         place = wanted.group, wanted.topic, wanted.queue_id
         for queue in self._queues(*place, is_ordered=wanted.is_ordered):
@@ -338,7 +338,7 @@ class Popper:
         return state
 
     async def _find_in(
-        self, wanted: Pop, queue: MessageQueue, state: QueuePops, found: Found, until_s: float
+        self, wanted: Pop, queue: MessageQueue, state: QueuePops, found: Popped, until_s: float
     ) -> None:
         """Pop from one queue: what is visible again, then what was never given."""
         taken = Taking(
@@ -420,7 +420,7 @@ class Popper:
         wanted: Pop,
         queue: MessageQueue,
         state: QueuePops,
-        found: Found,
+        found: Popped,
         taken: Sequence[tuple[int, memoryview]],
     ) -> None:
         # Of all queues the same, by which clients name all that they were given.
@@ -442,7 +442,7 @@ class Popper:
         found.starts.append(f"{kind} {queue.queue_id} {min(places)}")
         found.offsets.append(f"{kind} {queue.queue_id} {','.join(map(str, places))}")
 
-    def _answer(self, wanted: Pop, found: Found) -> Command:
+    def _answer(self, wanted: Pop, found: Popped) -> Command:
         said = {
             **self._times(wanted, found),
             "startOffsetInfo": ";".join(found.starts),
@@ -450,7 +450,7 @@ class Popper:
         }
         return Command(Code.SUCCESS, remark="FOUND", fields=said, body=tuple(found.body))
 
-    def _times(self, wanted: Pop, found: Found) -> dict[str, str]:
+    def _times(self, wanted: Pop, found: Popped) -> dict[str, str]:
         rest = 0
         for number in range(self._topics.queues[wanted.topic]):
             state = self._states.get((wanted.group, wanted.topic, number))
