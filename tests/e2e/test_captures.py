@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVERS = ("folder", "ministack", pytest.param("minio", marks=pytest.mark.go))
-REQUESTS_OF_NOTHING_MAX = 30
+REQUESTS_OF_NOTHING_MAX = 40  # a slow machine renews the lease meanwhile
 SEALED_ON_SERVERS = ("s04-batch-compress", "s06-expired", "s08-crash-continue", "s11-lmq-batchcq")
 MET: dict[str, dict[str, Any]] = {
     "s05b-torn": {"torn_bytes": 275},
