@@ -171,28 +171,33 @@ def _help_block(command: click.Command, path: str, shared: Container[_Record]) -
 def configuration_page() -> str:
     """Where settings may stand; the options themselves are on the page of their command."""
     lines = [
-        "Every option can also be given in a file (`--config FILE` or `TIERED_CONFIG`, TOML) or in the",
-        "environment. The later of these rules: default, file, environment, command line.",
-        "`tiered config show` prints what is in force and where each value came from.",
+        "Every option can also come from a file (TOML; `--config FILE` or `TIERED_CONFIG`) or from the environment. The",
+        "command line overrides the environment, which overrides the file. `tiered config show` prints each value in force",
+        "and its source. Options and defaults are in the [reference](reference/tiered.md). An unknown key is an error.",
         "",
-        "The option `--NAME` of `tiered COMMAND` is the key `NAME` of the table `[COMMAND]` and the variable",
-        "`TIERED_COMMAND_NAME`: `--bundle-size` of `attach` is `bundle-size` in `[attach]` and `TIERED_ATTACH_BUNDLE_SIZE`;",
-        "the table of `timer run` is `[timer.run]`. Common options stand at the top of the file (`TIERED_ENDPOINT_URL`). A",
-        "flag is `true` or `false`; an option that takes several is a list, in a variable one a line. Options and their",
-        "defaults are in the [reference](reference/tiered.md), a page a command. An unknown key is an error.",
+        "| option | file | environment |",
+        "|---|---|---|",
+        "| `--bundle-size` of `tiered attach` | `bundle-size` in `[attach]` | `TIERED_ATTACH_BUNDLE_SIZE` |",
+        "| `--near` of `tiered timer run` | `near` in `[timer.run]` | `TIERED_TIMER_RUN_NEAR` |",
+        "| common, such as `--endpoint-url` | `endpoint-url` at the top | `TIERED_ENDPOINT_URL` |",
+        "| a flag | `true` or `false` | `true` or `false` |",
+        "| several values | a list | one a line |",
         "",
         "```toml",
         'endpoint-url = "http://127.0.0.1:9000"',
         "",
         "[attach]",
-        "freshness = 5",
+        'freshness = "5s"',
         'topics = ["orders", "events*"]',
         "```",
         "",
         "Secrets are never options: they come from the AWS environment and profiles.",
         "",
-        "A DURATION is a number and a unit (`500ms`, `2s`, `5m`, `4h`, `30d`, `1w`), or several (`1h30m`); a plain number",
-        "is seconds. A SIZE is `50MiB`, `1.5GB`, or a number of bytes. A URL may be a path: `/data/tier` is `file:///data/tier`.",
+        "| kind | examples |",
+        "|---|---|",
+        "| DURATION | `500ms`, `2s`, `5m`, `4h`, `30d`, `1w`, `1h30m`; a plain number is seconds |",
+        "| SIZE | `50MiB`, `1.5GB`; a plain number is bytes |",
+        "| URL | `s3://bucket/prefix`, `file:///data/tier`, or a path: `/data/tier` |",
     ]
     lines += [*_rules_lines(), *_reload_lines()]
     return _page("Configuration", *lines)
@@ -212,9 +217,9 @@ def _rules_lines() -> Iterator[str]:
         "",
         "## Rules for topics",
         "",
-        f'A table `[{TABLE}."GLOB"]` says what is to be done with the topics that fit. One file serves all commands: each',
-        "uses what concerns it. Of the tables that fit a topic, in their order in the file, the first that says something",
-        "rules; `--topics`, `--exclude` and `--topic-ttl` come before.",
+        f'A table `[{TABLE}."GLOB"]` sets rules for the topics that match. One file serves all commands; each uses the keys',
+        "that concern it. For each key, the first matching table that has it applies. `--topics`, `--exclude` and",
+        "`--topic-ttl` take precedence.",
         "",
         "```toml",
         f'[{TABLE}."orders*"]',
@@ -230,7 +235,7 @@ def _rules_lines() -> Iterator[str]:
         "",
     )
     escaped = ([cell.replace("|", "\\|") for cell in row] for row in rules)
-    yield from _table("key | value | default | what it does", escaped)
+    yield from _table("key | value | default | meaning", escaped)
 
 
 def _reload_lines() -> Iterator[str]:
@@ -239,11 +244,11 @@ def _reload_lines() -> Iterator[str]:
         "",
         "## While attach runs",
         "",
-        "`attach` that was started with a file reads it again on SIGHUP (`systemctl reload`, `kill -HUP`). Rules for",
-        "topics count at once, and these settings:",
+        "If `attach` was started with a file, SIGHUP (`systemctl reload`, `kill -HUP`) makes it read the file again. Rules",
+        "for topics apply at once, and so do these settings:",
         f"{names}.",
-        "What else has changed is named in the log and counts from the next start. A file that is broken changes nothing,",
-        "which the log says, too. Without a file SIGHUP ends `attach` as SIGTERM does; under `nohup` it is ignored.",
+        "Other changes are logged and apply at the next start. A broken file changes nothing, and is logged. Without a",
+        "file, SIGHUP ends `attach` as SIGTERM does (under `nohup` it is ignored).",
     )
 
 
