@@ -49,7 +49,7 @@ def pages() -> dict[str, str]:
         **{f"reference/{name}.md": text for name, text in reference_pages(root / "docs/reference")},
         "configuration.md": configuration_page(),
         "metrics.md": metrics_page(),
-        "mount-codes.md": mount_codes_page(),
+        "mount.md": _with_part(root / "docs/mount.md", "requests", mount_requests()),
         "s3-answers.md": s3_answers_page(),
         "where.md": where_page(root),
     }
@@ -57,6 +57,16 @@ def pages() -> dict[str, str]:
 
 def _page(title: str, *lines: str) -> str:
     return "\n".join([MARK, f"# {title}", "", *lines, ""])
+
+
+def _with_part(page: Path, name: str, lines: Iterable[str]) -> str:
+    """A page that is written by hand, with what stands between the marks of this name made anew."""
+    begin, end = (f"<!-- {name}: {which} -->\n" for which in ("begin", "end"))
+    before, _, rest = page.read_text("utf-8").partition(begin)
+    _, mark, after = rest.partition(end)
+    if not mark:
+        raise ValueError(f"{page}: the marks of {name} are missing")
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}"
 
 
 def _table(titles: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -282,16 +292,13 @@ def _metrics_table(metrics: Iterable[Metric]) -> Iterator[str]:
     return _table("metric | kind | labels | what it says", rows)
 
 
-def mount_codes_page() -> str:
-    """Every request that a mount knows."""
-    requests = ((str(one.code), f"`{one.name}`", one.answer.value, one.note) for one in REQUESTS)
-    return _page(
-        "What a mount answers",
-        "Requests of RocketMQ's remoting protocol by code, and what `tiered mount` (docs/mount.md) does with each. Any",
-        "other code is answered with `REQUEST_CODE_NOT_SUPPORTED` (3).",
-        "",
-        *_table("code | request | answer | note", requests),
-    )
+def mount_requests() -> Iterator[str]:
+    """Every request that a mount knows: those that are answered alike share a row."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in REQUESTS:
+        alike.setdefault((one.answer.value, one.note), []).append(f"{one.code} `{one.name}`")
+    rows = ((", ".join(found), *said) for said, found in alike.items())
+    return _table("requests | answer | note", rows)
 
 
 def where_page(root: Path) -> str:
