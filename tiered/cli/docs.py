@@ -84,17 +84,14 @@ def s3_answers_page() -> str:
         again = "yes" if answer.kind.retriable else "no"
         codes.setdefault((answer.reason or "-", again, answer.do or "-"), []).append(f"`{code}`")
     return _page(
-        "What an S3 server says",
-        "By the code of its answer, or by the HTTP status if the code is not listed. `reason` is what",
-        "`tiered_store_trouble_seconds` and `/healthz` report. Errors, `tiered doctor` and the log say the same, with the",
-        "server's own words. After any of these nothing was stored or deleted. Other statuses from 500 on, and missing",
-        "answers, leave the outcome of a write unknown; it is settled by reading.",
-        "",
-        "`NotS3` and `CutListing` are codes of ours: the answer is not an S3 server's (a proxy's page, say), or a listing",
-        "says that it continues but not where.",
+        "What an S3 server's answers mean",
+        "By error code, or by HTTP status if the code is not listed. Errors, `tiered doctor`, `/healthz` and",
+        "`tiered_store_trouble_seconds` use the same reasons. After each of these nothing was stored or deleted. Other",
+        "statuses from 500 on, and missing answers, leave the outcome of a write unknown; reading settles it. `NotS3` (not",
+        "an S3 answer) and `CutListing` (a listing that ends without saying where to continue) are our own codes.",
         "",
         *_table(
-            "reason | tried again | what to do | codes and statuses",
+            "reason | retried | what to do | codes and statuses",
             ((*said, ", ".join(found)) for said, found in codes.items()),
         ),
     )
