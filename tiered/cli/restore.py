@@ -52,26 +52,23 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 
     url: str = argument()
     to: str = required(
-        "store directory to make: empty or missing; until it is finished it is DIR.restoring",
+        "store directory to make, empty or missing; DIR.restoring until it is finished",
         kinds.DIR,
     )
     topics: tuple[str, ...] = several(
         "topics to restore, as globs", kinds.GLOBS, default_text="all"
     )
     offsets_of: str | None = option(
-        "mount of which consumer groups get the offsets: its --name, with /ADDRESS of one that was --shared",
+        "mount whose consumer offsets to use: its --name, with /ADDRESS if it was --shared",
         kinds.NAME,
         default_text="that of the broker's own name",
     )
     accept_damage: bool = flag(
-        "restore what is sound where the tier is damaged: what lies in damaged blocks becomes queue offsets without a"
-        " message, each named, for ever"
+        "restore what is intact: offsets in damaged blocks permanently have no message; each is named"
     )
-    dry_run: bool = flag(
-        "say what would be done, what it costs and how long it takes; one sample is read"
-    )
+    dry_run: bool = flag("show what would be done, its cost and duration; reads a sample")
     memory_bytes: int = option(
-        "bytes for what is read, half of it ahead; at least 64 KiB of each queue are held",
+        "memory for reading, half of it ahead; at least 64 KiB for each queue",
         kinds.SIZE,
         default=256 * _MIB,
     )
@@ -79,11 +76,10 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 
 @command("restore", RestoreOptions)
 def run(call: Call, options: RestoreOptions) -> int:
-    """Makes a store directory of a tier, for a broker to start on.
+    """Makes a store directory from a tier, for a broker.
 
-    One commit log in the order of store times, consume queues, key index and tables; queue offsets stay as they
-    were. What was stopped goes on when it is called again, unless something else has been written there.
-    docs/mount.md says what changes.
+    Writes one commit log in order of store times, consume queues, key index and tables; queue offsets stay. An
+    interrupted run continues when repeated, unless something else was written there. docs/mount.md says what changes.
 
     Examples:
         tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run
@@ -148,7 +144,7 @@ class HandBackOptions:
     url: str = argument()
     store: str = required("the broker's store directory; the broker is stopped", kinds.DIR)
     mount: str | None = option(
-        "mount that served: its --name, with /ADDRESS of one that was --shared",
+        "mount that served: its --name, with /ADDRESS if it was --shared",
         kinds.NAME,
         default_text="that of the broker's own name",
     )
@@ -156,10 +152,10 @@ class HandBackOptions:
 
 @command("hand-back", HandBackOptions)
 def hand_back(call: Call, options: HandBackOptions) -> int:
-    """Gives a broker that is back what groups have told its mount.
+    """Returns consumer state from a mount to its broker.
 
-    Consumer offsets go into the broker's table, of which a copy is kept; what was sent back to the mount goes into its
-    log. End the mount before, start the broker after it, and attach with --recommission.
+    Writes consumer offsets into the broker's table (a copy is kept) and messages sent back to the mount into its log.
+    Stop the mount first, then start the broker and attach with --recommission.
 
     Examples:
         tiered hand-back s3://bucket/prefix --store /data/rocketmq/store

@@ -48,9 +48,9 @@ class ServingOptions(MetricsOptions):
     lease_s: float = option(
         "how long the lease lasts", kinds.DURATION_S, name="lease-seconds", default=10.0
     )
-    no_wait: bool = flag("end with code 4 when another process holds the lease, instead of waiting")
+    no_wait: bool = flag("end with code 4, instead of waiting, if another process holds the lease")
     drain_s: float = option(
-        "when told to stop: how long to finish what is in hand",
+        "when told to stop: time to finish current work",
         kinds.DURATION_S_FROM_0,
         name="drain-seconds",
         default=10.0,
