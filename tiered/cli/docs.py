@@ -22,6 +22,7 @@ from tiered.metrics import (
     MOUNT_METRICS,
     PROCESS_METRICS,
     TIMER_METRICS,
+    MetricType,
 )
 from tiered.mount.protocol import REQUESTS
 
@@ -54,7 +55,7 @@ def pages() -> dict[str, str]:
         **{f"reference/{name}.md": text for name, text in reference_pages(root / "docs/reference")},
         "configuration.md": configuration_page(),
         "metrics.md": metrics_page(),
-        "mount-codes.md": mount_codes_page(),
+        "mount.md": _with_part(root / "docs/mount.md", "requests", mount_requests()),
         "s3-answers.md": s3_answers_page(),
         "where.md": where_page(root),
     }
@@ -62,6 +63,16 @@ def pages() -> dict[str, str]:
 
 def _page(title: str, *lines: str) -> str:
     return "\n".join([MARK, f"# {title}", "", *lines, ""])
+
+
+def _with_part(page: Path, name: str, lines: Iterable[str]) -> str:
+    """A page that is written by hand, with what stands between the marks of this name made anew."""
+    begin, end = (f"<!-- {name}: {which} -->\n" for which in ("begin", "end"))
+    before, _, rest = page.read_text("utf-8").partition(begin)
+    _, mark, after = rest.partition(end)
+    if not mark:
+        raise ValueError(f"{page}: the marks of {name} are missing")
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}"
 
 
 def _table(titles: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -78,17 +89,14 @@ def s3_answers_page() -> str:
         again = "yes" if answer.kind.retriable else "no"
         codes.setdefault((answer.reason or "-", again, answer.do or "-"), []).append(f"`{code}`")
     return _page(
-        "What an S3 server says",
-        "By the code of its answer, or by the HTTP status if the code is not listed. `reason` is what",
-        "`tiered_store_trouble_seconds` and `/healthz` report. Errors, `tiered doctor` and the log say the same, with the",
-        "server's own words. After any of these nothing was stored or deleted. Other statuses from 500 on, and missing",
-        "answers, leave the outcome of a write unknown; it is settled by reading.",
-        "",
-        "`NotS3` and `CutListing` are codes of ours: the answer is not an S3 server's (a proxy's page, say), or a listing",
-        "says that it continues but not where.",
+        "What an S3 server's answers mean",
+        "By error code, or by HTTP status if the code is not listed. Errors, `tiered doctor`, `/healthz` and",
+        "`tiered_store_trouble_seconds` use the same reasons. After each of these nothing was stored or deleted. Other",
+        "statuses from 500 on, and missing answers, leave the outcome of a write unknown; reading settles it. `NotS3` (not",
+        "an S3 answer) and `CutListing` (a listing that ends without saying where to continue) are our own codes.",
         "",
         *_table(
-            "reason | tried again | what to do | codes and statuses",
+            "reason | retried | what to do | codes and statuses",
             ((*said, ", ".join(found)) for said, found in codes.items()),
         ),
     )
@@ -171,28 +179,33 @@ def _help_block(command: click.Command, path: str, shared: Container[_Record]) -
 def configuration_page() -> str:
     """Where settings may stand; the options themselves are on the page of their command."""
     lines = [
-        "Every option can also be given in a file (`--config FILE` or `TIERED_CONFIG`, TOML) or in the",
-        "environment. The later of these rules: default, file, environment, command line.",
-        "`tiered config show` prints what is in force and where each value came from.",
+        "Every option can also come from a file (TOML; `--config FILE` or `TIERED_CONFIG`) or from the environment. The",
+        "command line overrides the environment, which overrides the file. `tiered config show` prints each value in force",
+        "and its source. Options and defaults are in the [reference](reference/tiered.md). An unknown key is an error.",
         "",
-        "The option `--NAME` of `tiered COMMAND` is the key `NAME` of the table `[COMMAND]` and the variable",
-        "`TIERED_COMMAND_NAME`: `--bundle-size` of `attach` is `bundle-size` in `[attach]` and `TIERED_ATTACH_BUNDLE_SIZE`;",
-        "the table of `timer run` is `[timer.run]`. Common options stand at the top of the file (`TIERED_ENDPOINT_URL`). A",
-        "flag is `true` or `false`; an option that takes several is a list, in a variable one a line. Options and their",
-        "defaults are in the [reference](reference/tiered.md), a page a command. An unknown key is an error.",
+        "| option | file | environment |",
+        "|---|---|---|",
+        "| `--bundle-size` of `tiered attach` | `bundle-size` in `[attach]` | `TIERED_ATTACH_BUNDLE_SIZE` |",
+        "| `--near` of `tiered timer run` | `near` in `[timer.run]` | `TIERED_TIMER_RUN_NEAR` |",
+        "| common, such as `--endpoint-url` | `endpoint-url` at the top | `TIERED_ENDPOINT_URL` |",
+        "| a flag | `true` or `false` | `true` or `false` |",
+        "| several values | a list | one a line |",
         "",
         "```toml",
         'endpoint-url = "http://127.0.0.1:9000"',
         "",
         "[attach]",
-        "freshness = 5",
+        'freshness = "5s"',
         'topics = ["orders", "events*"]',
         "```",
         "",
         "Secrets are never options: they come from the AWS environment and profiles.",
         "",
-        "A DURATION is a number and a unit (`500ms`, `2s`, `5m`, `4h`, `30d`, `1w`), or several (`1h30m`); a plain number",
-        "is seconds. A SIZE is `50MiB`, `1.5GB`, or a number of bytes. A URL may be a path: `/data/tier` is `file:///data/tier`.",
+        "| kind | examples |",
+        "|---|---|",
+        "| DURATION | `500ms`, `2s`, `5m`, `4h`, `30d`, `1w`, `1h30m`; a plain number is seconds |",
+        "| SIZE | `50MiB`, `1.5GB`; a plain number is bytes |",
+        "| URL | `s3://bucket/prefix`, `file:///data/tier`, or a path: `/data/tier` |",
     ]
     lines += [*_rules_lines(), *_reload_lines()]
     return _page("Configuration", *lines)
@@ -212,9 +225,9 @@ def _rules_lines() -> Iterator[str]:
         "",
         "## Rules for topics",
         "",
-        f'A table `[{TABLE}."GLOB"]` says what is to be done with the topics that fit. One file serves all commands: each',
-        "uses what concerns it. Of the tables that fit a topic, in their order in the file, the first that says something",
-        "rules; `--topics`, `--exclude` and `--topic-ttl` come before.",
+        f'A table `[{TABLE}."GLOB"]` sets rules for the topics that match. One file serves all commands; each uses the keys',
+        "that concern it. For each key, the first matching table that has it applies. `--topics`, `--exclude` and",
+        "`--topic-ttl` take precedence.",
         "",
         "```toml",
         f'[{TABLE}."orders*"]',
@@ -230,7 +243,7 @@ def _rules_lines() -> Iterator[str]:
         "",
     )
     escaped = ([cell.replace("|", "\\|") for cell in row] for row in rules)
-    yield from _table("key | value | default | what it does", escaped)
+    yield from _table("key | value | default | meaning", escaped)
 
 
 def _reload_lines() -> Iterator[str]:
@@ -239,106 +252,98 @@ def _reload_lines() -> Iterator[str]:
         "",
         "## While attach runs",
         "",
-        "`attach` that was started with a file reads it again on SIGHUP (`systemctl reload`, `kill -HUP`). Rules for",
-        "topics count at once, and these settings:",
+        "If `attach` was started with a file, SIGHUP (`systemctl reload`, `kill -HUP`) makes it read the file again. Rules",
+        "for topics apply at once, and so do these settings:",
         f"{names}.",
-        "What else has changed is named in the log and counts from the next start. A file that is broken changes nothing,",
-        "which the log says, too. Without a file SIGHUP ends `attach` as SIGTERM does; under `nohup` it is ignored.",
+        "Other changes are logged and apply at the next start. A broken file changes nothing, and is logged. Without a",
+        "file, SIGHUP ends `attach` as SIGTERM does (under `nohup` it is ignored).",
     )
 
 
 _HEALTH_PAGES = (
     (
         "`/livez`",
-        (
-            "it goes on, or waits for something that has a name: a lease, a store that does not answer, a"
-            " certificate, room"
-        ),
-        "only a new start can help: nothing moves for ten minutes, for no known reason, or it ends",
+        "it makes progress, or waits for a known reason: lease, object store, certificate, space",
+        "only a restart helps: nothing has moved for ten minutes without a reason, or it is ending",
     ),
     (
         "`/readyz`",
-        (
-            "it does its work. Of a mount: clients may come. A store that does not answer changes nothing for"
-            " `attach` and `timer run`"
-        ),
-        "it is being opened, waits for a lease, or ends",
+        "it works; a mount accepts clients. An unreachable object store changes nothing for `attach` and `timer run`",
+        "it is starting, waits for a lease, or is ending; a mount also while it drains or no name server knows it",
     ),
     (
         "`/healthz`",
         "all is well",
-        "something is wrong, here or with the store: for alerts, never for restarts",
+        "something is wrong, here or with the object store: for alerts, never for restarts",
     ),
 )
 
 
 def metrics_page() -> str:
     """Every metric."""
+    shared = [metric for metric in METRICS if metric in MOUNT_METRICS]
     return _page(
         "Metrics",
-        "`--metrics-listen HOST:PORT` of `attach`, `mount` and `timer run` serves these at `/metrics` for Prometheus (the",
-        "extra `metrics` of the package), and three pages of health. Each answers with one line that names the reason.",
+        "`--metrics-listen HOST:PORT` of `attach`, `mount` and `timer run` serves `/metrics` for Prometheus (install",
+        "`'tieredmq[metrics]'`) and three health pages, each with one line that gives the reason. They are served from the",
+        "start, also while waiting for a lease. Alert rules, a Grafana board and what to do: [runbooks.md](runbooks.md).",
         "",
         *_table("page | 200 | 503", _HEALTH_PAGES),
         "",
-        "All three are served from the start of the command on, also while it waits for another process's lease. Of",
-        "`attach`, `/healthz` answers 503 when nothing could be committed for longer than three times the freshness (and",
-        "5 s), which the log tells as well. Alert rules, a board and what to do: [runbooks.md](runbooks.md).",
+        "`/healthz` answers 503",
         "",
-        "## Of every process",
+        "- of `attach`: when nothing could be committed for longer than three times the freshness (at least 5 s);",
+        "- of `mount`: while the tier cannot be read, or consumer offsets cannot be kept; with `--auto` also while one of",
+        "  its brokers cannot be mounted;",
+        "- of `timer run`: while the tier or the target fails.",
+        "",
+        "In the tables, labels stand in braces. Metrics ending in `_total` are counters; the others are gauges, except",
+        "those marked as histograms.",
+        "",
+        "## Every process",
         "",
         *_metrics_table(PROCESS_METRICS),
         "",
-        "## Of `attach`",
+        "`attach`, `mount` and `timer run` also have, for the object store:",
         "",
-        *_metrics_table(METRICS),
+        *_metrics_table(shared),
         "",
-        "## Of a mount",
+        "## attach",
         "",
-        "`tiered mount --metrics-listen HOST:PORT` serves these. `/healthz` answers 503 while the tier cannot be looked at,",
-        "or offsets of consumers are not kept in it;",
-        "`/readyz` also before clients can come, while it is registered with no name server, and from the moment that it",
-        "drains.",
+        *_metrics_table(metric for metric in METRICS if metric not in shared),
         "",
-        *_metrics_table(MOUNT_METRICS),
+        "## mount",
         "",
-        "## Of handing timers over",
+        *_metrics_table(metric for metric in MOUNT_METRICS if metric not in shared),
         "",
-        "`tiered timer run --metrics-listen HOST:PORT` serves these. `/healthz` answers 503 while the tier or the target",
-        "fails. The rate of handing over is that of `tiered_timer_handed_messages_total`.",
-        "",
-        *_metrics_table(TIMER_METRICS),
-        "",
-        "## Of a member of a fleet",
-        "",
-        "`tiered mount --auto --metrics-listen HOST:PORT` serves those of a mount for each of its mounts, with the label",
-        f"`{BROKER}` (`cluster/broker`), and these. `/healthz` answers 503 also while a broker of its own can't be mounted,",
-        "`/readyz` until all that are its own are served.",
+        f"With `--auto`, each has the label `{BROKER}` (`cluster/broker`), and the process has:",
         "",
         *_metrics_table(
             metric for metric in FLEET_METRICS if metric.name.startswith("tiered_fleet_")
         ),
+        "",
+        "## timer run",
+        "",
+        *_metrics_table(metric for metric in TIMER_METRICS if metric not in shared),
     )
 
 
 def _metrics_table(metrics: Iterable[Metric]) -> Iterator[str]:
-    rows = (
-        (f"`{one.name}`", one.kind.value, ", ".join(f"`{label}`" for label in one.labels), one.help)
-        for one in metrics
-    )
-    return _table("metric | kind | labels | what it says", rows)
+    return _table("metric | meaning", ((_series(one), one.help) for one in metrics))
 
 
-def mount_codes_page() -> str:
-    """Every request that a mount knows."""
-    requests = ((str(one.code), f"`{one.name}`", one.answer.value, one.note) for one in REQUESTS)
-    return _page(
-        "What a mount answers",
-        "Requests of RocketMQ's remoting protocol by code, and what `tiered mount` (docs/mount.md) does with each. Any",
-        "other code is answered with `REQUEST_CODE_NOT_SUPPORTED` (3).",
-        "",
-        *_table("code | request | answer | note", requests),
-    )
+def _series(metric: Metric) -> str:
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    return f"`{metric.name}{labels}`" + " (histogram)" * (metric.kind is MetricType.HISTOGRAM)
+
+
+def mount_requests() -> Iterator[str]:
+    """Every request that a mount knows: those that are answered alike share a row."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in REQUESTS:
+        alike.setdefault((one.answer.value, one.note), []).append(f"{one.code} `{one.name}`")
+    rows = ((", ".join(found), *said) for said, found in alike.items())
+    return _table("requests | answer | note", rows)
 
 
 def where_page(root: Path) -> str:

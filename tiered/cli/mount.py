@@ -38,95 +38,96 @@ class MountOptions(ServingOptions):
 
     url: str = argument()
     listen: Address = option(
-        "address to serve clients at; :PORT: every address of this machine; port 0: any free one",
+        "address for clients; :PORT listens on all interfaces, port 0 picks a free one",
         kinds.ADDRESS,
         default=Address("127.0.0.1", 10911),
     )
-    no_vip_channel: bool = flag(
-        "do not also listen two ports below (the VIP channel of 4.x clients)"
-    )
+    no_vip_channel: bool = flag("do not listen on the VIP channel, two ports below --listen")
     advertise: Address | None = option(
-        "address that name servers give to clients",
+        "address to register with name servers, at which clients reach this mount",
         kinds.ADDRESS,
-        default_text="that of --listen, else this machine's as name servers see it",
+        default_text="that of --listen, or this machine's",
     )
     topics: tuple[str, ...] = several(
-        "topics to register, as globs; pulls of others are served too",
+        "topics to announce to name servers, as globs; pulls of others are served too",
         kinds.GLOBS,
         default_text="all",
     )
     share_topics: bool = flag(
-        "also register topics that a live broker of the cluster has: pulling consumers read both, popping ones get "
-        "no message from the mount"
+        "also announce topics that a live broker of the cluster has: pull consumers read both; pop consumers are"
+        " told that the mount has no message"
     )
     namesrv: Addresses | None = option(
         "name servers to register with",
         kinds.Kind("HOST:PORT;...", addresses),
-        default_text="none: clients may take the mount itself for their name server",
+        default_text="none: clients may use the mount as name server",
     )
     name: str | None = option(
-        "broker name under which the tier is served", kinds.NAME, default_text="the old broker's"
+        "broker name to serve the tier under", kinds.NAME, default_text="the old broker's"
     )
     shared: bool = flag(
-        "other mounts serve the same tier under the same name to other name servers: keep this one's consumer "
-        "offsets apart, by --advertise or --listen"
+        "several mounts serve this tier under this name, each for its own name servers; consumer offsets are kept"
+        " per mount, by --advertise or --listen"
     )
     auto: bool = flag(
-        "mount all decommissioned brokers below URL, each in one of the processes that do so; ports from that of "
-        "--listen on",
+        "mount all decommissioned brokers below URL, shared among all processes that run this; the first broker"
+        " uses the port of --listen, the others the next free ones",
         excludes="name consumer-offsets no-state shared cluster broker",
     )
     replica_of_live: bool = flag(
-        "serve beside the live broker as its read-only replica: it sends lagging consumers here "
-        "(slaveReadEnable=true) until they have caught up; offsets stay with the broker",
+        "serve as a read-only replica of the living broker: it sends lagging consumers here"
+        " (slaveReadEnable=true), and they return when they have caught up; offsets stay with the broker",
         needs="namesrv",
         excludes="name shared auto share-topics topics",
     )
     broker_id: int = option(
-        "the replica's id (whichBrokerWhenConsumeSlowly of a group)",
+        "id of the replica, as in the group's whichBrokerWhenConsumeSlowly",
         kinds.COUNT,
         default=1,
         needs="replica-of-live",
     )
     take_over: bool = flag(
-        "the broker is gone for good: serve in its place, if no name server knows one of that name",
+        "the broker is gone for good: serve in its place, unless a name server still knows it",
         needs="replica-of-live",
     )
     store: str | None = option(
-        "the live broker's store directory, if on this machine; only read",
+        "the living broker's store directory on this machine, read only",
         kinds.DIR,
         needs="replica-of-live",
         excludes="take-over",
     )
     read_policy: str = option(
-        "with --store, what to read from the tier: all, what is not in memory, or what is not on the broker's disk",
+        "with --store, what to read from the tier: everything it has, what is not in the page cache, or what the"
+        " broker has deleted",
         kinds.one_of("POLICY", "FORCE", "NOT_IN_MEM", "NOT_IN_DISK"),
         default="FORCE",
         needs="store",
     )
     consumer_offsets: str | None = option(
-        "a broker's config/consumerOffset.json: start of groups without offsets in the mount",
+        "a broker's config/consumerOffset.json, for groups whose offsets the mount does not have yet",
         kinds.FILE,
     )
-    no_state: bool = flag("keep consumer offsets in memory only; write nothing to the tier")
+    no_state: bool = flag("keep consumer offsets in memory only and write nothing to the tier")
     snapshot_s: float = option(
-        "how often changed consumer offsets are saved; a crash loses at most this much",
+        "how often to save changed consumer offsets; a crash loses at most this much",
         kinds.DURATION_S,
         name="snapshot-seconds",
         default=5.0,
     )
     ack_s: float = option(
-        "how long acknowledgements of popped messages are batched for one write (1 or 2 requests); answered after it",
+        "how long to collect acknowledgements of popped messages into one write, before they are answered",
         kinds.DURATION_S,
         name="ack-seconds",
         default=0.25,
     )
     refresh_s: float = option(
-        "how often to look for new data; one listing each",
+        "how often to look for new messages in the tier; one listing each",
         kinds.DURATION_S,
         default=5.0,
     )
-    memory_bytes: int = option("memory for cache and read-ahead", kinds.SIZE, default=256 * _MIB)
+    memory_bytes: int = option(
+        "memory for reading the tier: cache and read-ahead", kinds.SIZE, default=256 * _MIB
+    )
     readers: int = option("threads that read the tier", kinds.COUNT, default=16)
     connections: int = option("maximum client connections", kinds.COUNT, default=4096)
     held_requests: int = option(
@@ -135,19 +136,21 @@ class MountOptions(ServingOptions):
         default=20_000,
     )
     in_flight_size_bytes: int = option(
-        "maximum bytes of requests and responses in flight",
+        "maximum bytes of requests and answers in progress",
         kinds.SIZE,
         default=256 * _MIB,
     )
     acl: str | None = option(
-        "access rules: a broker's plain_acl.yml or directory conf/acl, users and rules of 5.x, or secrets for the "
-        "rules that the broker left; reread when it changes",
+        "access rules: a broker's plain_acl.yml or conf/acl, users and rules of 5.x, or secrets for the rules"
+        " that the broker left; reloaded when it changes",
         kinds.FILE,
-        default_text="anybody who reaches the address may read",
+        default_text="anybody may read",
     )
-    no_acl: bool = flag("ignore access rules that the broker left in the tier", excludes="acl")
+    no_acl: bool = flag(
+        "serve anybody although the broker left access rules in the tier", excludes="acl"
+    )
     tls_cert: str | None = option(
-        "PEM file with the certificate; only TLS is served then",
+        "PEM file with the server certificate; clients must then use TLS",
         kinds.FILE,
         default_text="no TLS",
     )
@@ -163,9 +166,8 @@ class MountOptions(ServingOptions):
 def run(call: Call, options: MountOptions) -> int:
     """Serves a tier read-only to RocketMQ's clients.
 
-    After a broker is gone, consumers continue reading from the mount as if it were the broker, and commit offsets to
-    it. Producers are sent to other brokers. docs/mount.md has what works; docs/cold-reads.md describes a replica
-    beside a live broker.
+    When a broker is gone, its consumers continue from the mount, with their offsets; producers use other brokers.
+    docs/mount.md says what works, docs/cold-reads.md explains replicas of a living broker.
 
     Examples:
         tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876

@@ -59,9 +59,9 @@ class PlanOptions:
         kinds.FILE,
         default_text="nothing is changed",
     )
-    exit_code: bool = flag("end with code 1 when the plan has work")
+    exit_code: bool = flag("exit with code 1 when the plan has work")
     give_up_s: float = option(
-        "end with code 3 when the store has refused for this long",
+        "exit with code 3 when the object store has refused for this long",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,

@@ -52,7 +52,7 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 
     url: str = argument()
     to: str = required(
-        "store directory to make, empty or missing; DIR.restoring until it is finished",
+        "store directory to make, empty or missing; it is built in DIR.restoring",
         kinds.DIR,
     )
     topics: tuple[str, ...] = several(
@@ -61,14 +61,15 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
     offsets_of: str | None = option(
         "mount whose consumer offsets to use: its --name, with /ADDRESS if it was --shared",
         kinds.NAME,
-        default_text="that of the broker's own name",
+        default_text="the mount of the broker's name",
     )
     accept_damage: bool = flag(
-        "restore what is intact: offsets in damaged blocks permanently have no message; each is named"
+        "restore a damaged tier: messages in damaged blocks become offsets without a message, for ever; each is"
+        " named"
     )
-    dry_run: bool = flag("show what would be done, its cost and duration; reads a sample")
+    dry_run: bool = flag("show what would be done, its cost and duration; reads one sample")
     memory_bytes: int = option(
-        "memory for reading, half of it ahead; at least 64 KiB for each queue",
+        "memory for reading, half of it read-ahead; at least 64 KiB per queue",
         kinds.SIZE,
         default=256 * _MIB,
     )
@@ -76,10 +77,10 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 
 @command("restore", RestoreOptions)
 def run(call: Call, options: RestoreOptions) -> int:
-    """Makes a store directory from a tier, for a broker.
+    """Rebuilds a broker's store directory from a tier.
 
-    Writes one commit log in order of store times, consume queues, key index and tables; queue offsets stay. An
-    interrupted run continues when repeated, unless something else was written there. docs/mount.md says what changes.
+    It has one commit log in the order of store times, consume queues, key index and tables; queue offsets stay. Repeat
+    the command to continue after an interruption. docs/mount.md says what changes.
 
     Examples:
         tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run
@@ -146,13 +147,13 @@ class HandBackOptions:
     mount: str | None = option(
         "mount that served: its --name, with /ADDRESS if it was --shared",
         kinds.NAME,
-        default_text="that of the broker's own name",
+        default_text="the mount of the broker's name",
     )
 
 
 @command("hand-back", HandBackOptions)
 def hand_back(call: Call, options: HandBackOptions) -> int:
-    """Returns consumer state from a mount to its broker.
+    """Returns a mount's offsets and retries to its broker.
 
     Writes consumer offsets into the broker's table (a copy is kept) and messages sent back to the mount into its log.
     Stop the mount first, then start the broker and attach with --recommission.

@@ -62,7 +62,7 @@ class VerifyOptions(BrokersOptions):
     repair: bool = flag(
         "upload damaged data again from the local store or another object, and check again"
     )
-    strict: bool = flag("end with code 1 also for recorded findings")
+    strict: bool = flag("exit with code 1 also for recorded findings")
     timers: bool = flag("check the broker's timers instead of its topics")
     retries: str | None = option(
         "check messages sent back to this mount instead: its --name, with /ADDRESS if --shared",
