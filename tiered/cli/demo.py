@@ -65,7 +65,7 @@ class DemoOptions:
 
 @command("demo", DemoOptions)
 def run(call: Call, options: DemoOptions) -> int:
-    """Shows the whole story on a local folder, without a server.
+    """Demonstrates everything on a local folder, without a server.
 
     Examples:
         tiered demo

@@ -56,7 +56,7 @@ class _Listed(NamedTuple):
 
 
 LISTED: Mapping[str, _Listed] = {
-    "demo": _Listed("demo", "Shows the whole story on a local folder, without a server."),
+    "demo": _Listed("demo", "Demonstrates everything on a local folder, without a server."),
     "attach": _Listed("attach", "Follows a store directory, live or dead, and tiers it."),
     "status": _Listed("status", "Shows how far each queue is tiered, and what is pending."),
     "ls": _Listed("status", "Lists topics and queues, or the segments and their objects."),
