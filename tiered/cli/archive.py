@@ -74,7 +74,7 @@ class SparkOptions:
     master: str | None = option(
         "where Spark runs, as local[2] or spark://host:7077",
         kinds.Kind("MASTER", str),
-        default_text="as spark-submit says, else this machine's processors",
+        default_text="spark-submit's, else this machine's processors",
     )
     spark_conf: tuple[str, ...] = several(
         "a setting of Spark; may be repeated (in a variable: one a line)",
@@ -164,7 +164,7 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
         "format of bodies, whose fields become columns: json, avro, protobuf, text, or raw (bytes only); TOPIC may "
         "be a glob",
         kinds.Kind("[TOPIC=]FORMAT,...", str),
-        default_text="as the archive's log has fixed it for the topic, else raw",
+        default_text="as fixed in the archive's log, else raw",
     )
     body_schema: tuple[str, ...] = several(
         "schema of bodies: for json SQL columns or a JSON Schema, for avro an .avsc file, for protobuf a descriptor "
@@ -178,7 +178,7 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
     isolation: str | None = option(
         ISOLATION_HELP,
         kinds.ISOLATION,
-        default_text="as the archive has it, else read_committed",
+        default_text="the archive's, else read_committed",
     )
     raw_records: bool = flag("add a column with each record's stored bytes")
     decode_again: bool = flag(

@@ -146,7 +146,7 @@ class AttachOptions(ServingOptions):
         "how merging compresses its last level: zstd, zstd:LEVEL (1 to 19), or none",
         kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default="zstd",
-        default_text="zstd, which is level 3",
+        default_text="zstd, level 3",
     )
     compact: bool = flag(
         "keep only the newest message of each key in topics whose cleanup.policy is COMPACTION, as `tiered"

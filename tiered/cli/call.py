@@ -38,12 +38,12 @@ class CommonOptions:
     cluster: str | None = option(
         "cluster of the broker",
         kinds.NAME,
-        default_text="the only one there; for attach, as the store says, else DefaultCluster, and says so",
+        default_text="the only one; for attach the store's, else DefaultCluster",
     )
     broker: str | None = option(
         "the broker",
         kinds.NAME,
-        default_text="the only one there; for attach, as the store says, else broker, and says so",
+        default_text="the only one; for attach the store's, else broker",
     )
     endpoint_url: str | None = option(
         "S3 endpoint",
@@ -58,7 +58,7 @@ class CommonOptions:
         Setting(
             help="bucket in the path, or in the host name",
             shape=Shape.FLAG,
-            default_text="path with an endpoint of one's own",
+            default_text="path with a custom endpoint",
             spellings=("--path-style/--virtual-host",),
         )
     )
@@ -76,7 +76,7 @@ class CommonOptions:
     ca_bundle: str | None = option(
         "PEM file of further trusted authorities for an https endpoint",
         kinds.FILE,
-        default_text="AWS_CA_BUNDLE, else that of the AWS profile",
+        default_text="AWS_CA_BUNDLE, else the AWS profile's",
     )
     request_timeout_s: float = option(
         "deadline of each request, plus at least a second for each 512 KiB",

@@ -46,7 +46,7 @@ class CatOptions(SpanOptions):
         "only this queue", kinds.NUMBER, default_text="all, one after another"
     )
     offset: int | None = option(
-        "first queue offset in each queue", kinds.NUMBER, default_text="the first there is"
+        "first queue offset in each queue", kinds.NUMBER, default_text="the first"
     )
     incarnation: str | None = option(
         "print this incarnation of each queue, or all, oldest first, truncated messages included; each message "

@@ -71,7 +71,7 @@ class CompactOptions(PlanOptions, SparkOptions):
     tombstones_ms: int | None = option(
         "how long a message with an empty body, which deletes its key, stays readable",
         kinds.DURATION_MS,
-        default_text="24h; of the policy rocketmq 0s",
+        default_text="24h; with --policy rocketmq 0s",
     )
     dirty_ratio: float = option(
         "compact a queue when more than this share of it is new; 0: when anything is new",
@@ -82,7 +82,7 @@ class CompactOptions(PlanOptions, SparkOptions):
     max_lag_ms: int | None = option(
         "compact what has waited this long, whatever the ratio",
         kinds.DURATION_MS,
-        default_text="for ever",
+        default_text="no limit",
     )
     map_bytes: int = option(
         "memory for keys, 160 bytes each; the rest is left to further rounds",

@@ -223,12 +223,12 @@ class SpanOptions:
     from_: Moment | None = option(
         "start each queue at the first message stored at or after this time",
         kinds.TIME,
-        default_text="the first there is",
+        default_text="the first",
     )
     until: Moment | None = option(
         "end each queue before the first message stored at or after this time",
         kinds.TIME,
-        default_text="the last there is",
+        default_text="the last",
     )
 
 
@@ -240,7 +240,7 @@ class BrokersOptions:
     brokers: tuple[str, ...] = several(
         "act on these brokers, as globs of BROKER or CLUSTER/BROKER; a row for each",
         kinds.GLOBS,
-        default_text="the only one there",
+        default_text="the only one",
         excludes="broker all-brokers",
     )
     all_brokers: bool = flag("act on every broker; a row for each", excludes="broker")

@@ -455,7 +455,7 @@ class ExpireOptions(GiveUpOptions, FleetPlanOptions):
     ttl_ms: int | None = option(
         "a segment expires when its newest message is older than this, as 7d",
         kinds.DURATION_MS,
-        default_text="none: only topics of which --topic-ttl or --store tells one expire",
+        default_text="none: only topics with one by --topic-ttl or --store expire",
     )
     archived: bool = flag(
         "only segments in the archive of --archive, whose files are read and checked"
@@ -677,13 +677,11 @@ class TruncateOptions(PlanOptions):
     """What ``tiered truncate`` can be told."""
 
     topic: str = argument()
-    queue: int | None = option(
-        "the queue", kinds.NUMBER, default_text="that of the plan in --apply FILE"
-    )
+    queue: int | None = option("the queue", kinds.NUMBER, default_text="the plan's in --apply FILE")
     to: int | None = option(
         "queue offset at which it will end: the first wrong one, or the end of the local queue",
         kinds.Kind("OFFSET", kinds.whole(0)),
-        default_text="that of the plan in --apply FILE",
+        default_text="the plan's in --apply FILE",
     )
 
 

@@ -33,10 +33,10 @@ class QueryOptions:
     topic: str = argument()
     key: str = required("one of the messages' keys, or a unique id", kinds.Kind("KEY", str))
     from_: Moment | None = option(
-        "only messages stored at or after this time", kinds.TIME, default_text="the first there is"
+        "only messages stored at or after this time", kinds.TIME, default_text="the first"
     )
     until: Moment | None = option(
-        "only messages stored before this time", kinds.TIME, default_text="the last there is"
+        "only messages stored before this time", kinds.TIME, default_text="the last"
     )
     count: int = option("maximum messages, the newest", kinds.COUNT, default=64)
     incarnations: bool = flag(

@@ -50,7 +50,7 @@ class StatusOptions:
 
     url: str = argument()
     store: str | None = option(
-        "local store directory to compare with", kinds.DIR, default_text="none: no lag"
+        "local store directory to compare with", kinds.DIR, default_text="none: lag unknown"
     )
     topics: tuple[str, ...] = several(
         "topics that attach tiers, as globs: others lag only by what is in the tier",

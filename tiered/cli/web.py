@@ -57,7 +57,7 @@ class WebOptions:
     token_file: str | None = option(
         "file with the token for access",
         kinds.FILE,
-        default_text="a random one, which is printed; at an address of this machine alone none is asked for",
+        default_text="a random one, printed; none needed at a loopback address",
     )
     allow_host: tuple[str, ...] = several(
         "further host names that browsers may use, as behind a proxy",
@@ -66,7 +66,7 @@ class WebOptions:
     )
     bodies: bool = flag("show message bodies, not only their sizes")
     store: str | None = option(
-        "the broker's store directory, for its lag", kinds.DIR, default_text="none: no lag"
+        "the broker's store directory, for its lag", kinds.DIR, default_text="none: lag unknown"
     )
     archive: str | None = option(
         "archive of the tier, to show its content", kinds.URL, default_text="none"
