@@ -130,7 +130,7 @@ class AttachOptions(ServingOptions):
         default=0,
     )
     bundle_size_bytes: int = option(
-        "start an upload round when this much is buffered; also the target size of an object",
+        "buffered bytes that start an upload round; also the target object size",
         kinds.SIZE,
         default=16 * _MIB,
     )
@@ -146,7 +146,7 @@ class AttachOptions(ServingOptions):
         "how merging compresses its last level: zstd, zstd:LEVEL (1 to 19), or none",
         kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default="zstd",
-        default_text="zstd, which is level 3",
+        default_text="zstd, level 3",
     )
     compact: bool = flag(
         "keep only the newest message of each key in topics whose cleanup.policy is COMPACTION, as `tiered"

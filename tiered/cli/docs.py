@@ -45,7 +45,7 @@ LAYERS = (
     *("tiered/index", "fetcher", "fetcher/filters", "timer", "tiered/log", "tiered/journal"),
     *("tiered/store", "tiered/local", "tiered/format", "tiered", "backends", "backends/testing"),
 )
-"""Folders of the product, from the faces down to the object stores."""
+"""Folders of the product, from the command line down to the object stores."""
 
 
 def pages() -> dict[str, str]:
@@ -355,7 +355,7 @@ def where_page(root: Path) -> str:
         rows.append((f"`{folder}/`", about))
     return _page(
         "Where things are",
-        "The packages, in the order of the layers: each uses those below it. The first line of a module says what it is;",
+        "The packages, in the order of the layers: each uses those below it. A module's first line says what it is;",
         '`grep -m1 \'"""\' PACKAGE/*.py` prints them. [ARCHITECTURE.md](ARCHITECTURE.md) says how they work together,',
         "[contributing/changing.md](contributing/changing.md) which files a change touches.",
         "",
