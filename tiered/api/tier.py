@@ -130,7 +130,7 @@ class Tier:
 
         Raises:
             InvalidError: No such queue or incarnation, a bound below zero, or both kinds of filters.
-            FilterError: The filter is none.
+            FilterError: The filter is not valid.
             ExpiredError: Messages have expired while they were read; it says where to go on.
         """
         choice = Choice.of(tags, sql)

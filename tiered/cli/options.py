@@ -474,7 +474,7 @@ def read_file(path: str, settings: Sequence[Setting]) -> tuple[dict[str, object]
     except ValueError as error:  # TOML and UTF-8 alike
         what = f"the configuration file is no TOML: {error}"
         raise InvalidError(
-            what, where=path, do="mend it; docs/configuration.md has an example"
+            what, where=path, do="fix it; docs/configuration.md has an example"
         ) from error
     known = {setting.key for setting in settings}
     sections = {setting.section for setting in settings}
