@@ -23,7 +23,7 @@ from tiered.metrics import (
     TIMER_METRICS,
     MetricType,
 )
-from tiered.mount.protocol import REQUESTS
+from tiered.mount.protocol import REQUESTS, Treatment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -287,11 +287,17 @@ def _series(metric: Metric) -> str:
 
 def mount_requests() -> Iterator[str]:
     """Every request that a mount knows: those that are answered alike share a row."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[Treatment, str], list[str]] = {}
     for one in REQUESTS:
-        alike.setdefault((one.answer.value, one.note), []).append(f"{one.code} `{one.name}`")
-    rows = ((", ".join(found), *said) for said, found in alike.items())
-    return _table("requests | answer | note", rows)
+        alike.setdefault((one.answer, one.note), []).append(f"{one.code} `{one.name}`")
+    rows = ((", ".join(found), _answer(*said)) for said, found in alike.items())
+    return _table("requests | answer", rows)
+
+
+def _answer(treatment: Treatment, note: str) -> str:
+    if treatment is Treatment.SERVED:
+        return note or "As a broker."
+    return f"{treatment.value}. {note}".strip()
 
 
 def where_page(root: Path) -> str:
