@@ -565,7 +565,7 @@ def decommission_lines(document: dict[str, Any]) -> list[str]:
         (
             f"tiered: decommissioned: {counted(document['topics'], 'topic')},"
             f" {counted(document['groups'], 'group')} and offsets of"
-            f" {counted(document['consumer_offsets'], 'queue')} are kept; `tiered mount` goes on"
+            f" {counted(document['consumer_offsets'], 'queue')} are in the tier; `tiered mount` can serve it"
         ),
     ]
 

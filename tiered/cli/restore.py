@@ -179,12 +179,12 @@ def hand_back(call: Call, options: HandBackOptions) -> int:
         **counts,
         "kept_as": result.kept_as,
     }
-    was = f", which were kept as {result.kept_as}" if result.kept_as else ""
+    was = f"; the old ones are in {result.kept_as}" if result.kept_as else ""
     lines = [
         f"tiered: offsets of {counted(result.offsets, 'queue')} are in config/consumerOffset.json{was}",
         (
-            f"tiered: in the broker's log now: {counted(result.waiting, 'message')} that wait for their time,"
-            f" {counted(result.retries, 'message')} of retry topics, {counted(result.dead, 'dead letter')}"
+            f"tiered: in the broker's log now: {counted(result.waiting, 'delayed message')},"
+            f" {counted(result.retries, 'retry', 'retries')}, {counted(result.dead, 'dead letter')}"
         ),
         f"tiered: start the broker, then `tiered attach {options.store} --to {options.url} --recommission`",
     ]
