@@ -3,6 +3,8 @@
     [topics."orders*"]
     ttl = "365d"
     compress = "zstd:9"
+    [topics."audit*"]
+    rate = "5MiB"
     [topics."debug*"]
     include = false
 
@@ -33,6 +35,11 @@ RULES: Final[Mapping[str, Setting]] = {
         help="`attach`: take nothing more of it for now, as `tiered pause` does",
         shape=_FLAG,
         default=False,
+    ),
+    "rate": Setting(
+        help="`attach`: bytes of it copied in a second, at most; each topic that fits has as many, and 0 is no limit",
+        kind=kinds.SIZE,
+        default_text="no limit",
     ),
     "compress": Setting(
         help="`attach`: how merging compresses it",
