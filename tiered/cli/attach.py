@@ -421,6 +421,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
             upload_rate_bytes_s=options.max_upload_rate_bytes_s,
             compression=kinds.compression_of(options.compress),
             compression_of=compression_rules(call, options),
+            rate_of=lambda topic: int(call.rules.get(topic, "rate", 0)),
             pauses=lambda topic: bool(call.rules.get(topic, "pause")),
         ),
         index=index_settings(options),
