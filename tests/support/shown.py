@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SERVES = {
     r"attach (?!.*--(once|decommission|recommission))": ("tiering", 0),
     r"mount (?!.*--namesrv)": ("serving", 0),
+    r"mount .*--auto": ("member", 0),
     r"web ": ("pages", 0),
     r"store tail .*--follow": ("", 143),
     r"timer run .*--to /": ("handing over", 0),
