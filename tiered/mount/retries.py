@@ -58,7 +58,7 @@ from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.lease import Holder
 from tiered.keys import BUNDLE
-from tiered.local.catalog import RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
+from tiered.local.catalog import DEAD_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
 from tiered.local.interface import RecordBatch
 from tiered.log.actions import BeginAnew, Expire, action_of
 from tiered.log.bundles import bundle_row
@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from tiered.log.state import TierState
 
 _LOG = logging.getLogger("tiered.mount")
-DEAD_PREFIX: Final = "%DLQ%"
 DELAYS_S: Final = (
     *(1, 5, 10, 30, 60, 120, 180, 240, 300),
     *(360, 420, 480, 540, 600, 1200, 1800, 3600, 7200),
