@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tiered.cli.call import Call
     from tiered.cli.serve import Shown
+    from tiered.mount.acl import SigningKey
     from tiered.mount.mount import Mount, MountSettings
     from tiered.mount.offsets import Name
 
@@ -87,6 +88,13 @@ class MountOptions(ServingOptions):
         "the replica's id, to which the broker sends laggards of a group (whichBrokerWhenConsumeSlowly)",
         kinds.COUNT,
         default=1,
+        needs="replica-of-live",
+    )
+    master_credentials: str | None = option(
+        "file with the accessKey and secretKey with which the replica signs what it asks a master that has access control"
+        " on, in the form of a broker's conf/tools.yml",
+        kinds.FILE,
+        default_text="it does not sign",
         needs="replica-of-live",
     )
     take_over: bool = flag(
@@ -286,6 +294,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         options,
         replica_id=options.broker_id if is_replica else 0,
         is_taking_over=options.take_over,
+        master_key=master_key(options) if is_replica else None,
         store_dir=options.store,
         policy=Policy[options.read_policy],
         has_vip=not options.no_vip_channel,
@@ -306,6 +315,17 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         ),
         pulls=PullLimits(held_max=options.held_requests),
     )
+
+
+def master_key(options: MountOptions) -> SigningKey | None:
+    """With which a replica signs."""
+    if options.master_credentials is None:
+        return None
+    from pathlib import Path
+
+    from tiered.mount.acl_files import read_signing_key
+
+    return read_signing_key(Path(options.master_credentials))
 
 
 def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
