@@ -135,6 +135,12 @@ class MountOptions(ServingOptions):
         name="ack-seconds",
         default=0.25,
     )
+    retry_ttl_ms: int = option(
+        "how long messages that were sent back are kept after they were given out again, and dead letters",
+        kinds.DURATION_MS,
+        name="retry-ttl",
+        default=7 * 86_400_000,
+    )
     refresh_s: float = option(
         "how often the tier is looked at for what is new; one listing each",
         kinds.DURATION_S,
@@ -286,6 +292,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
     from fetcher.statuses import Policy
     from tiered.mount.mount import MountSettings
     from tiered.mount.pulling import PullLimits
+    from tiered.mount.retries import RetryLimits
     from tiered.mount.server import ServerLimits
 
     is_replica = options.replica_of_live and not options.take_over
@@ -314,6 +321,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
             connections_max=options.connections, bytes_max=options.in_flight_size_bytes
         ),
         pulls=PullLimits(held_max=options.held_requests),
+        retries=RetryLimits(kept_ms=options.retry_ttl_ms),
     )
 
 
