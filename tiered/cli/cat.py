@@ -61,7 +61,7 @@ class CatOptions(SpanOptions):
         default_text="*",
     )
     sql: str | None = option(
-        "only messages whose properties meet this SQL92 expression (docs/filters.md)",
+        "only messages whose properties meet this SQL92 expression (docs/reading.md)",
         kinds.Kind("EXPR", str),
         default_text="all messages",
     )

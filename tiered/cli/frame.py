@@ -65,7 +65,7 @@ LISTED: Mapping[str, _Listed] = {
     "verify": _Listed("verify", "Checks that a tier is whole, or equal to a local store."),
     "archive": _Listed("archive", "Rewrites sealed segments as Parquet, or verifies them."),
     "sql": _Listed("sql", "Answers a question in SQL from an archive."),
-    "hand-back": _Listed("restore", "Gives a broker that is back what groups have told its mount."),
+    "hand-back": _Listed("restore", "Returns a mount's offsets and retries to its broker."),
     "gc": _Listed("planned", "Deletes what no reader can reach any more: plan, then apply."),
     "expire": _Listed("planned", "Gives up messages older than a time: plan, then apply."),
     "delete-topic": _Listed("planned", "Gives up everything of a topic: plan, then apply."),
@@ -78,8 +78,8 @@ LISTED: Mapping[str, _Listed] = {
     "doctor": _Listed("doctor", "Looks for what is set up wrong, and says what to do."),
     "web": _Listed("web", "Shows a tier as pages in a browser, read-only."),
     "mount": _Listed("mount", "Serves a tier read-only to RocketMQ's clients."),
-    "restore": _Listed("restore", "Makes a store directory of a tier, for a broker to start on."),
-    "timer": _Listed("timer", "Keeps messages that are due much later."),
+    "restore": _Listed("restore", "Rebuilds a broker's store directory from a tier."),
+    "timer": _Listed("timer", "Imports, lists, cancels and delivers long-delayed messages."),
     "store": _Listed("store", "Makes and writes local stores without a broker."),
     "support-bundle": _Listed(
         "support_bundle", "Gathers what help needs, in one file, without secrets."
