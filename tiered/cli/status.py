@@ -206,6 +206,15 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
             f"paused    {one['topic']} since {format_time(one['since_ms'])}{waits}: what the broker expires"
             " meanwhile will be a gap; `tiered resume` goes on"
         )
+    for log in broker["retry_logs"] or ():
+        if log["reason"]:
+            remarks.append(f"retries   mount {log['mount']}: cannot be read: {log['reason']}")
+            continue
+        remarks.append(
+            f"retries   mount {log['mount']}: {counted(log['waiting'], 'message waits', 'messages wait')},"
+            f" {log['retries']:,} given out again, {counted(log['dead'], 'dead letter')};"
+            f" {counted(log['objects'], 'object')}, {format_size(log['object_bytes'])}"
+        )
     waiting = broker["waiting"]
     if waiting and waiting["records"]:
         size = format_size(waiting["size_bytes"])
