@@ -178,7 +178,7 @@ def stalls_row(bench: Bench, pattern: str) -> Row:
                f"{median(stalled, 'mib_per_second'):.0f} MiB/s",
                limit=f"undisturbed: p99 {before:.1f} ms, p50 {median(calm, 'read_p50_ms'):.2f} ms, "
                f"{median(calm, 'mib_per_second'):.0f} MiB/s",
-               goal="p99 of twice the undisturbed and the hedge's delay")  # fmt: skip
+               goal="p99 2 x undisturbed + hedge delay")  # fmt: skip
 
 
 def keys_row(bench: Bench) -> Row:

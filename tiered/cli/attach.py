@@ -130,7 +130,7 @@ class AttachOptions(ServingOptions):
         default=0,
     )
     bundle_size_bytes: int = option(
-        "start an upload round when this much is buffered; also the target size of an object",
+        "buffered bytes that start an upload round; also the target object size",
         kinds.SIZE,
         default=16 * _MIB,
     )
@@ -146,7 +146,7 @@ class AttachOptions(ServingOptions):
         "how merging compresses its last level: zstd, zstd:LEVEL (1 to 19), or none",
         kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default="zstd",
-        default_text="zstd, which is level 3",
+        default_text="zstd, level 3",
     )
     compact: bool = flag(
         "keep only the newest message of each key in topics whose cleanup.policy is COMPACTION, as `tiered"
@@ -421,6 +421,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
             upload_rate_bytes_s=options.max_upload_rate_bytes_s,
             compression=kinds.compression_of(options.compress),
             compression_of=compression_rules(call, options),
+            rate_of=lambda topic: int(call.rules.get(topic, "rate", 0)),
             pauses=lambda topic: bool(call.rules.get(topic, "pause")),
         ),
         index=index_settings(options),
@@ -565,7 +566,7 @@ def decommission_lines(document: dict[str, Any]) -> list[str]:
         (
             f"tiered: decommissioned: {counted(document['topics'], 'topic')},"
             f" {counted(document['groups'], 'group')} and offsets of"
-            f" {counted(document['consumer_offsets'], 'queue')} are kept; `tiered mount` goes on"
+            f" {counted(document['consumer_offsets'], 'queue')} are in the tier; `tiered mount` can serve it"
         ),
     ]
 

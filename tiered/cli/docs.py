@@ -24,7 +24,7 @@ from tiered.metrics import (
     TIMER_METRICS,
     MetricType,
 )
-from tiered.mount.protocol import REQUESTS
+from tiered.mount.protocol import REQUESTS, Treatment
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ LAYERS = (
     *("tiered/index", "fetcher", "fetcher/filters", "timer", "tiered/log", "tiered/journal"),
     *("tiered/store", "tiered/local", "tiered/format", "tiered", "backends", "backends/testing"),
 )
-"""Folders of the product, from the faces down to the object stores."""
+"""Folders of the product, from the command line down to the object stores."""
 
 
 def pages() -> dict[str, str]:
@@ -302,11 +302,9 @@ def metrics_page() -> str:
         "",
         "## Every process",
         "",
-        *_metrics_table(PROCESS_METRICS),
+        "Besides the usual `process_*` metrics (CPU time, memory, file descriptors, start):",
         "",
-        "`attach`, `mount` and `timer run` also have, for the object store:",
-        "",
-        *_metrics_table(shared),
+        *_metrics_table((PROCESS_METRICS[0], *shared)),
         "",
         "## attach",
         "",
@@ -339,11 +337,17 @@ def _series(metric: Metric) -> str:
 
 def mount_requests() -> Iterator[str]:
     """Every request that a mount knows: those that are answered alike share a row."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[Treatment, str], list[str]] = {}
     for one in REQUESTS:
-        alike.setdefault((one.answer.value, one.note), []).append(f"{one.code} `{one.name}`")
-    rows = ((", ".join(found), *said) for said, found in alike.items())
-    return _table("requests | answer | note", rows)
+        alike.setdefault((one.answer, one.note), []).append(f"{one.code} `{one.name}`")
+    rows = ((", ".join(found), _answer(*said)) for said, found in alike.items())
+    return _table("requests | answer", rows)
+
+
+def _answer(treatment: Treatment, note: str) -> str:
+    if treatment is Treatment.SERVED:
+        return note or "As a broker."
+    return f"{treatment.value}. {note}".strip()
 
 
 def where_page(root: Path) -> str:
@@ -355,7 +359,7 @@ def where_page(root: Path) -> str:
         rows.append((f"`{folder}/`", about))
     return _page(
         "Where things are",
-        "The packages, in the order of the layers: each uses those below it. The first line of a module says what it is;",
+        "The packages, in the order of the layers: each uses those below it. A module's first line says what it is;",
         '`grep -m1 \'"""\' PACKAGE/*.py` prints them. [ARCHITECTURE.md](ARCHITECTURE.md) says how they work together,',
         "[contributing/changing.md](contributing/changing.md) which files a change touches.",
         "",

@@ -361,17 +361,19 @@ def tell(call: Call, options: MountOptions, mount: Mount) -> None:
     if mount.handover is not None:
         call.say(
             "tiered: the broker was decommissioned:"
-            f" groups go on in {counted(mount.inherited, 'queue')} where they were with it"
+            f" groups continue in {counted(mount.inherited, 'queue')} at its offsets"
             if mount.inherited
-            else "tiered: the broker was decommissioned: groups go on where they were here"
+            else "tiered: the broker was decommissioned: groups continue at the offsets of this mount"
         )
     if mount.guard is not None:
         keys = counted(len(mount.guard.keys), "access key")
-        call.say(f"tiered: requests have to be signed: {keys} by {options.acl}")
+        call.say(f"tiered: requests must be signed: {keys} in {options.acl}")
     elif options.no_acl:
-        call.say("tiered: anybody is served (--no-acl)")
+        call.say("tiered: serving anybody (--no-acl)")
     if mount.adopted:
-        call.say(f"tiered: groups go on in {counted(mount.adopted, 'queue')} by --consumer-offsets")
+        call.say(
+            f"tiered: groups continue in {counted(mount.adopted, 'queue')} by --consumer-offsets"
+        )
     for server in mount.names.servers if mount.names is not None else []:
         call.say(
             f"tiered: name server {server.address}: {server.error or 'registered'}",

@@ -48,11 +48,11 @@ class Code(IntEnum):
 class Treatment(Enum):
     """What becomes of a kind of request."""
 
-    SERVED = "served"
+    SERVED = "Served"
     """As a broker would."""
-    REFUSED = "refused: NO_PERMISSION"
+    REFUSED = "Refused with `NO_PERMISSION`"
     """It would write. Producers go on with the next broker at once."""
-    UNSUPPORTED = "refused: REQUEST_CODE_NOT_SUPPORTED"
+    UNSUPPORTED = "Refused with `REQUEST_CODE_NOT_SUPPORTED`"
     """Clients do without."""
 
 
@@ -128,8 +128,8 @@ _TIMES = "Times not read within 8 s are 0; the remark counts them."
 _HELD = "Long polling; beyond `--held-requests` answered with `SYSTEM_BUSY`."
 _ACK = "Answered when durable; `SYSTEM_BUSY` after 2.5 s."
 _BACK = "Kept in the retry log; `NO_PERMISSION` with `--no-state`."
-_PROXY = "Except the proxies' heartbeat topic."
-_SEND = "Except to `%RETRY%<group>` (kept in the retry log) and the proxies' heartbeat topic (discarded)."
+_PROXY = "Accepted for the proxies' heartbeat topic."
+_SEND = "Accepted for `%RETRY%<group>` (kept in the retry log) and the proxies' heartbeat topic (discarded)."
 
 REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(SEND_MESSAGE, "SEND_MESSAGE", _R, _SEND),
