@@ -55,7 +55,11 @@ _MIB = 1024 * 1024
 class AttachOptions(ServingOptions):
     """What ``tiered attach`` can be told."""
 
-    store: str = argument(click.Path())
+    store: str = argument(
+        "the broker's store directory (its storePathRootDir), of RocketMQ or JoyQueue; or a log directory of a Kafka node,"
+        " several with commas between them as in its log.dirs",
+        click.Path(),
+    )
     to: str = required("URL of the tier", kinds.URL)
     once: bool = flag("end when the present end is durable")
     seal: bool = flag("with --once: then seal every open segment", needs="once decommission")
@@ -161,7 +165,7 @@ class AttachOptions(ServingOptions):
     strict: bool = flag(
         "end with code 1 also for what is explained and recorded (gaps, torn tails, left-out queues)"
     )
-    no_index: bool = flag("make no key index; `tiered query` then reads")
+    no_index: bool = flag("make no key index; `tiered query` then reads the messages of the topic")
     index_items: int = option(
         "keys in one index object; it takes 34 bytes each", kinds.COUNT, default=1 << 20
     )
@@ -202,9 +206,6 @@ class Ending:
 @command("attach", AttachOptions)
 def run(call: Call, options: AttachOptions) -> int:
     """Follows a store directory, live or dead, and tiers it.
-
-    It is RocketMQ's, JoyQueue's, or a log directory of a Kafka node; several of one node stand with commas between them, as
-    in its log.dirs.
 
     Examples:
         tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400
@@ -565,7 +566,11 @@ def decommission_lines(document: dict[str, Any]) -> list[str]:
         found.append(f"tiered: {waits} in retry topics: their groups get them from the mount")
     found += [f"tiered: note: {note}" for note in document["notes"]]
     if not document["is_decommissioned"]:
-        return [*found, "tiered: not decommissioned; --accept-pending gives up what is pending"]
+        from tiered.attach.decommission import RUNS
+
+        only_waits = all(one["what"] == RUNS for one in document["pending"])
+        more = "" if only_waits else "; --accept-pending gives up what is pending"
+        return [*found, f"tiered: not decommissioned{more}"]
     return [
         *found,
         (

@@ -47,7 +47,7 @@ STORE = group(
 class StoreDirOptions:
     """What every command of ``tiered store`` is told."""
 
-    dir: str = argument()
+    dir: str = argument("the store's directory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class TopicOptions(StoreDirOptions):
 class PutOptions(StoreDirOptions):
     """What ``tiered store put`` can be told."""
 
-    file: str | None = maybe()
+    file: str | None = maybe("messages, one in each line as JSON [default: stdin]")
     sync: bool = flag("each batch is on the disk before the next one is read")
     keep_offsets: bool = flag(
         "a queue that is new begins at the queue offset of its first message, and gaps are refused"
@@ -81,7 +81,7 @@ class PutOptions(StoreDirOptions):
 class TailOptions(StoreDirOptions):
     """What ``tiered store tail`` can be told."""
 
-    topic: str | None = maybe()
+    topic: str | None = maybe("only this topic [default: all]")
     count: int = option("how many messages of each queue, at most", kinds.NUMBER, default=10)
     follow: bool = flag("go on with what is stored from now on")
 

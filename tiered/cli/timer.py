@@ -63,7 +63,7 @@ TIMER = group(
 class TimerImportOptions:
     """What ``tiered timer import`` can be told."""
 
-    store: str = argument()
+    store: str = argument("the broker's store directory")
     to: str = required("URL of the tier", kinds.URL)
     near_ms: int = option(
         "leave what is due within so long with the broker, as 4h; 0s: take all that is pending, due or not",
@@ -209,7 +209,7 @@ class TimerShowOptions:
     """What ``tiered timer show`` can be told."""
 
     url: str = argument()
-    hour: str = argument()
+    hour: str = argument("a time within the hour, as RFC 3339 or milliseconds")
 
 
 @TIMER.has("show", TimerShowOptions)
@@ -373,7 +373,7 @@ class TimerCancelOptions:
     """What ``tiered timer cancel`` can be told."""
 
     url: str = argument()
-    msg_id: str = argument()
+    msg_id: str = argument("its unique id, as `tiered timer show` has it")
     give_up_s: float = option(
         "end with code 3 when the store has refused for so long",
         kinds.DURATION_S,
