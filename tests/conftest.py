@@ -59,6 +59,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    """A socket or a file that a module's tests leave open fails them, not whoever runs when it is collected."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with run_ministack(tmp_path_factory.mktemp("ministack")) as server:

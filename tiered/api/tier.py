@@ -125,12 +125,12 @@ class Tier:
             start: First queue offset; below the first there is, reading begins with that.
             stop: One past the last; default: the end, as of opening or the last ``refresh``.
             tags: Only messages with one of these tags: ``A||B``.
-            sql: Only messages whose properties fulfil this SQL92 expression (docs/filters.md).
+            sql: Only messages whose properties fulfil this SQL92 expression (docs/reading.md).
             incarnation: Of an older incarnation of the queue; default: the present one.
 
         Raises:
             InvalidError: No such queue or incarnation, a bound below zero, or both kinds of filters.
-            FilterError: The filter is none.
+            FilterError: The filter is not valid.
             ExpiredError: Messages have expired while they were read; it says where to go on.
         """
         choice = Choice.of(tags, sql)

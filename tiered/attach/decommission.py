@@ -362,11 +362,11 @@ _OWN_GROUPS: Final = "CID_RMQ_SYS_"
 _TABLE_DO: Final = "put it back into the broker's config directory, or its .bak in its place"
 _ROCKSDB_DO: Final = "this broker keeps its tables in RocksDB: have it export them first"
 _TIMERS_DO: Final = (
-    "let the broker run until they are delivered, or take them over: add --timers --near 0s, and then"
-    " `tiered timer run` delivers them"
+    "let the broker run until it has delivered them, or import them (--timers --near 0s): then `tiered timer run`"
+    " delivers them"
 )
 _HALF_DO: Final = "let the broker run until it has asked their producers"
 _STATIC_DO: Final = (
     "have the broker serve them until they are consumed: static topics are not tiered"
 )
-_POPPED_DO: Final = "let the broker run until they are acknowledged, or have come again"
+_POPPED_DO: Final = "let the broker run until they are acknowledged or delivered again"

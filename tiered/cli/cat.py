@@ -46,28 +46,28 @@ class CatOptions(SpanOptions):
         "only this queue", kinds.NUMBER, default_text="all, one after another"
     )
     offset: int | None = option(
-        "first queue offset in each queue", kinds.NUMBER, default_text="the first there is"
+        "first queue offset in each queue", kinds.NUMBER, default_text="the first"
     )
     incarnation: str | None = option(
-        "print this incarnation of each queue, or all, oldest first, with what the broker truncated;"
-        " messages then say which they are of",
+        "print this incarnation of each queue, or all, oldest first, truncated messages included; each message "
+        "names its incarnation",
         kinds.Kind("N|all", kinds.incarnation),
         default_text="the present one",
     )
-    count: int | None = option("messages in all, at most", kinds.NUMBER, default_text="no limit")
+    count: int | None = option("maximum messages in all", kinds.NUMBER, default_text="no limit")
     tag: str | None = option(
         "only messages with one of these tags: A||B, or * for all",
         kinds.Kind("EXPR", str),
         default_text="*",
     )
     sql: str | None = option(
-        "only messages whose properties meet this SQL92 expression (docs/filters.md)",
+        "only messages whose properties meet this SQL92 expression (docs/reading.md)",
         kinds.Kind("EXPR", str),
         default_text="all messages",
     )
-    follow: bool = flag("go on with messages as they are tiered", excludes="until")
+    follow: bool = flag("continue with messages as they are tiered", excludes="until")
     format: str = option(
-        "json: a line each; raw: the records; body: the bodies, nothing between; text: for eyes",
+        "json: a line each; raw: records; body: bodies, nothing between; text: for people",
         kinds.one_of("FORMAT", "json", "raw", "body", "text"),
         default="json",
     )

@@ -55,13 +55,13 @@ class DemoOptions:
     """What ``tiered demo`` can be told."""
 
     dir: str | None = option(
-        "directory to work in, emptied of an earlier demo if nobody used it since",
+        "directory to work in; an unused earlier demo is removed",
         kinds.DIR,
         default_text="a new temporary one",
     )
     messages: int = option("messages to store", kinds.COUNT, default=10_000)
     source: str = option(
-        "whose store it is: one that is made here, or a captured log directory of a Kafka node",
+        "kind of store: one made here, or a captured log directory of a Kafka node",
         kinds.one_of("NAME", "rocketmq", "kafka"),
         default="rocketmq",
     )
@@ -69,7 +69,7 @@ class DemoOptions:
 
 @command("demo", DemoOptions)
 def run(call: Call, options: DemoOptions) -> int:
-    """Shows the whole story on a local folder, without a server.
+    """Demonstrates everything on a local folder, without a server.
 
     Examples:
         tiered demo

@@ -33,17 +33,17 @@ class QueryOptions:
     topic: str = argument()
     key: str = required("one of the messages' keys, or a unique id", kinds.Kind("KEY", str))
     from_: Moment | None = option(
-        "only messages stored at or after this time", kinds.TIME, default_text="the first there is"
+        "only messages stored at or after this time", kinds.TIME, default_text="the first"
     )
     until: Moment | None = option(
-        "only messages stored before this time", kinds.TIME, default_text="the last there is"
+        "only messages stored before this time", kinds.TIME, default_text="the last"
     )
-    count: int = option("messages at most, the newest", kinds.COUNT, default=64)
+    count: int = option("maximum messages, the newest", kinds.COUNT, default=64)
     incarnations: bool = flag(
-        "also in incarnations that are over, and in what the broker truncated; an archive has the first at any rate"
+        "also in ended incarnations and truncated messages; an archive always has the former"
     )
     scan_bytes: int | None = option(
-        "read so much, at most, of what no index covers yet", kinds.SIZE, default_text="256MiB"
+        "maximum to read of what no index covers yet", kinds.SIZE, default_text="256MiB"
     )
     raw_body: bool = flag("bodies as stored, perhaps compressed")
     isolation: str = option(ISOLATION_HELP, kinds.ISOLATION, default="read_committed")

@@ -44,20 +44,18 @@ class BundleOptions:
 
     url: str = argument()
     file: str = argument("the .tar.gz to write", click.Path())
-    store: str | None = option("local store directory to look at as well", kinds.DIR)
-    log_file: str | None = option("log file whose last lines go in", kinds.FILE)
-    log_lines: int = option("how many of its lines, at most", kinds.COUNT, default=5000)
-    metrics: Address | None = option(
-        "where a running process serves metrics and health (its --metrics-listen)", kinds.ADDRESS
-    )
+    store: str | None = option("local store directory to check too", kinds.DIR)
+    log_file: str | None = option("log file whose last lines to include", kinds.FILE)
+    log_lines: int = option("maximum lines of it", kinds.COUNT, default=5000)
+    metrics: Address | None = option("a running process's --metrics-listen", kinds.ADDRESS)
 
 
 @command("support-bundle", BundleOptions)
 def run(call: Call, options: BundleOptions) -> int:
-    """Gathers what help needs, in one file, without secrets.
+    """Collects what support needs in one file, without secrets.
 
-    Settings in force, versions, what doctor and status say, and where they are named the last lines of a log and the
-    metrics of a running process, as one .tar.gz. What cannot be had is noted in it, and is no failure.
+    One .tar.gz with settings in force, versions, output of doctor and status and, if named, log lines and metrics of
+    a running process. What cannot be collected is noted in it.
 
     Examples:
         tiered support-bundle s3://bucket/prefix bundle.tar.gz --log-file /var/log/tiered.log
