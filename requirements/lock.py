@@ -10,6 +10,8 @@
 | light.txt | the same without any extra | `make demo` |
 | uv.txt, go.txt | one tool each, for machines that lack it | bootstrap, building MinIO |
 | iceberg-*.txt | programs that read Iceberg, in versions for which they can | slow tests |
+| site.txt | what builds the documentation's site | `make docs-site` |
+| kubernetes.txt | what holds a manifest to Kubernetes' schemas | a slow test |
 | airflow.txt | Airflow without its many services, for the DAG of the docs | a slow test |
 
 Every version is pinned and every artifact has its hash. test.txt is resolved first and constrains
@@ -40,38 +42,18 @@ TOOLS = {
         "duckdb-extension-iceberg==1.5.5",
     ],
     "iceberg-spark.txt": ["pyspark==4.1.4"],  # the newest that has a runtime of Iceberg
+    "site.txt": ["mkdocs==1.6.1", "mkdocs-material==9.8.2"],
+    "kubernetes.txt": ["kubernetes-validate==1.37.0"],  # schemas of Kubernetes 1.37 and before
     "airflow.txt": ["apache-airflow-core==3.3.2", "apache-airflow-providers-standard==1.21.0"],
 }
-EXTRAS = {
-    "test.txt": [
-        "acl",
-        "bodies",
-        "charts",
-        "fsspec",
-        "iceberg",
-        "metrics",
-        "s3",
-        "s3fs",
-        "spark",
-        "sql",
-        "test",
-        "web",
-    ],
-    "runtime.txt": [
-        "acl",
-        "bodies",
-        "charts",
-        "fsspec",
-        "iceberg",
-        "metrics",
-        "s3",
-        "s3fs",
-        "spark",
-        "sql",
-        "web",
-    ],
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+FILES = {
+    "test.txt": [*EXTRAS],
+    "runtime.txt": [name for name in EXTRAS if name != "test"],
     "light.txt": [],
 }
+"""The extras that each file holds."""
 DIGEST = "# tables sha256: "
 PIN = re.compile(r"^([a-z0-9][a-z0-9.-]*)==([^ ;\\]+)", re.MULTILINE)
 OPTIONS = [
@@ -119,7 +101,7 @@ def problems(root: Path) -> list[str]:
     """What is wrong with the requirement files under `root`; empty when nothing is."""
     found, expected = [], digest(root)
     versions: dict[str, dict[str, str]] = {}
-    for name in [*EXTRAS, *TOOLS]:
+    for name in [*FILES, *TOOLS]:
         path = root / "requirements" / name
         if not path.exists():
             found.append(f"requirements/{name} is missing: run `make lock`")
@@ -133,7 +115,7 @@ def problems(root: Path) -> list[str]:
             if not PIN.match(entry) or "--hash=sha256:" not in entry
         ]
         versions[name] = pins(text)
-    for name in EXTRAS:
+    for name in FILES:
         found += [
             f"requirements/{name}: {package}=={version}, but test.txt has {other}"
             for package, version in versions.get(name, {}).items()
@@ -168,8 +150,8 @@ def main() -> int:
         print("\n".join(found) or "the requirement files fit pyproject.toml")
         return bool(found)
     uv, *options = sys.argv[1:]
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
-    for name, extras in EXTRAS.items():
+    build = PYPROJECT["build-system"]["requires"]
+    for name, extras in FILES.items():
         bound = [] if name == "test.txt" else ["--constraint=requirements/test.txt"]
         chosen = [f"--extra={extra}" for extra in extras]
         compile_file(uv, name, build, ["pyproject.toml", *chosen, *bound, *options])

@@ -94,6 +94,14 @@ def test_what_can_change_changes_and_what_cannot_is_named(
         until(
             lambda: all(row["segments"] == row["sealed_segments"] for row in rows_of(tiered, url))
         )
+        file.write_text("[topics.events]\nrate = 1\n")
+        heard.hang_up("the configuration file was read")
+        put(tiered, store, "events", 5)
+        put(tiered, store, "orders")
+        until(lambda: messages(tiered, url) == {"events": 7, "orders": 9, "debug-1": 3})
+        file.write_text("")
+        heard.hang_up("the configuration file was read")
+        until(lambda: messages(tiered, url)["events"] == 11)
     tiered.good("verify", url, "--deep", "--store", store)
 
 
@@ -141,7 +149,7 @@ def test_each_command_uses_what_concerns_it(tiered: CommandLine, store: Path, tm
     url, file = str(tmp_path / "tier"), tmp_path / "tiered.toml"
     file.write_text(
         '[topics."orders"]\nttl = "1ms"\ncompress = "none"\n'
-        '[topics."*"]\nttl = "365d"\narchive = false\n'
+        '[topics."*"]\nttl = "365d"\narchive = false\nrate = "50MiB"\n'
     )  # fmt: skip
     for topic in ("orders", "events"):
         put(tiered, store, topic, 200, "YWJj" * 500)
@@ -157,7 +165,7 @@ def test_each_command_uses_what_concerns_it(tiered: CommandLine, store: Path, tm
     rules = {row["key"]: row["value"] for row in shown if row["key"].startswith("topics.")}
     assert rules == {
         'topics."orders".ttl': "1ms", 'topics."orders".compress': "none",
-        'topics."*".ttl': "52w1d", 'topics."*".archive': False,
+        'topics."*".ttl': "52w1d", 'topics."*".archive': False, 'topics."*".rate': 50 << 20,
     }  # fmt: skip
 
 
@@ -170,6 +178,7 @@ def test_each_command_uses_what_concerns_it(tiered: CommandLine, store: Path, tm
         ("[topics.orders]\nttl = 'soon'", "topics.\"orders\".ttl: 'soon' is not a duration"),
         ("[topics.orders]\ninclude = 'perhaps'", "neither true nor false"),
         ("[topics.orders]\ncompress = 'gzip'", "zstd, zstd:LEVEL or none"),
+        ("[topics.orders]\nrate = '5 MiB/s'", "topics.\"orders\".rate: '5 MiB/s' is not a size"),
     ],
 )
 def test_a_wrong_rule_is_wrong_usage(text: str, words: str, tiered: CommandLine, tmp_path: Path):

@@ -59,7 +59,7 @@ def test_topics_come_and_go_and_nothing_is_lost():
 def changed(settings: DispatchSettings) -> DispatchSettings:
     return replace(
         settings, freshness_s=7.0, segment_bytes_max=77, segment_age_s_max=777.0, read_rate_bytes_s=7,
-        upload_rate_bytes_s=70, compression=None, uploads_max=1, bundle_bytes=1,
+        upload_rate_bytes_s=70, rate_of=len, compression=None, uploads_max=1, bundle_bytes=1,
         compression_of=lambda topic: Compression(9) if topic == "two" else None,
     )  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_light_needs_no_extra(lock: ModuleType, root: Path):
 def test_a_changed_dependency_is_noticed(lock: ModuleType, copy: Path):
     path = copy / "pyproject.toml"
     path.write_text(path.read_text().replace('"click>=8.2"', '"click>=8.3"'))
-    assert len(lock.problems(copy)) == len([*lock.EXTRAS, *lock.TOOLS])  # every file
+    assert len(lock.problems(copy)) == len([*lock.FILES, *lock.TOOLS])  # every file
 
 
 def test_a_changed_tool_setting_is_not(lock: ModuleType, copy: Path):

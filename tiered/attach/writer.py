@@ -420,7 +420,7 @@ class Attachment:
         if self._drained is None:
             self._drained = False
             began_s = self._clock.monotonic_s()
-            self._drained = dispatcher.drain(self._settings.drain_s)
+            self._drained = dispatcher.drain(self._settings.drain_s, limited=False)
             left_s = self._settings.drain_s - (self._clock.monotonic_s() - began_s)
             if self._drained and self.index and left_s > 0:
                 self.index.flush(left_s, is_ending=True)

@@ -45,7 +45,7 @@ LAYERS = (
     *("tiered/index", "fetcher", "fetcher/filters", "timer", "tiered/log", "tiered/journal"),
     *("tiered/store", "tiered/local", "tiered/format", "tiered", "backends", "backends/testing"),
 )
-"""Folders of the product, from the faces down to the object stores."""
+"""Folders of the product, from the command line down to the object stores."""
 
 
 def pages() -> dict[str, str]:
@@ -107,7 +107,11 @@ def reference_pages(folder: Path) -> Iterator[tuple[str, str]]:
     root = program()
     commands = list(root.walk())
     counts = Counter(record for path, one in commands for record in _records(one, path))
-    shared = {record: None for record, count in counts.items() if count >= SHARED_FROM}
+    shared = {
+        record: None
+        for record, count in counts.items()
+        if count >= SHARED_FROM and record[0].startswith("-")
+    }
     yield "tiered", _page("`tiered`", *_root_lines(root, shared))
     blocks: dict[str, list[str]] = {}
     for path, command in commands:
@@ -359,7 +363,7 @@ def where_page(root: Path) -> str:
         rows.append((f"`{folder}/`", about))
     return _page(
         "Where things are",
-        "The packages, in the order of the layers: each uses those below it. The first line of a module says what it is;",
+        "The packages, in the order of the layers: each uses those below it. A module's first line says what it is;",
         '`grep -m1 \'"""\' PACKAGE/*.py` prints them. [ARCHITECTURE.md](ARCHITECTURE.md) says how they work together,',
         "[contributing/changing.md](contributing/changing.md) which files a change touches.",
         "",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tiered.cli.call import Call
     from tiered.cli.serve import Shown
+    from tiered.mount.acl import SigningKey
     from tiered.mount.mount import Mount, MountSettings
     from tiered.mount.offsets import Name
 
@@ -86,6 +87,13 @@ class MountOptions(ServingOptions):
         default=1,
         needs="replica-of-live",
     )
+    master_credentials: str | None = option(
+        "file with the accessKey and secretKey with which the replica signs what it asks a master that has access control"
+        " on, in the form of a broker's conf/tools.yml",
+        kinds.FILE,
+        default_text="it does not sign",
+        needs="replica-of-live",
+    )
     take_over: bool = flag(
         "the broker is gone for good: serve in its place, unless a name server still knows it",
         needs="replica-of-live",
@@ -119,6 +127,12 @@ class MountOptions(ServingOptions):
         kinds.DURATION_S,
         name="ack-seconds",
         default=0.25,
+    )
+    retry_ttl_ms: int = option(
+        "how long messages that were sent back are kept after they were given out again, and dead letters",
+        kinds.DURATION_MS,
+        name="retry-ttl",
+        default=7 * 86_400_000,
     )
     refresh_s: float = option(
         "how often to look for new messages in the tier; one listing each",
@@ -270,6 +284,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
     from fetcher.statuses import Policy
     from tiered.mount.mount import MountSettings
     from tiered.mount.pulling import PullLimits
+    from tiered.mount.retries import RetryLimits
     from tiered.mount.server import ServerLimits
 
     is_replica = options.replica_of_live and not options.take_over
@@ -278,6 +293,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         options,
         replica_id=options.broker_id if is_replica else 0,
         is_taking_over=options.take_over,
+        master_key=master_key(options) if is_replica else None,
         store_dir=options.store,
         policy=Policy[options.read_policy],
         has_vip=not options.no_vip_channel,
@@ -297,7 +313,19 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
             connections_max=options.connections, bytes_max=options.in_flight_size_bytes
         ),
         pulls=PullLimits(held_max=options.held_requests),
+        retries=RetryLimits(kept_ms=options.retry_ttl_ms),
     )
+
+
+def master_key(options: MountOptions) -> SigningKey | None:
+    """With which a replica signs."""
+    if options.master_credentials is None:
+        return None
+    from pathlib import Path
+
+    from tiered.mount.acl_files import read_signing_key
+
+    return read_signing_key(Path(options.master_credentials))
 
 
 def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:

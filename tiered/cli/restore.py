@@ -145,7 +145,7 @@ class HandBackOptions:
     url: str = argument()
     store: str = required("the broker's store directory; the broker is stopped", kinds.DIR)
     mount: str | None = option(
-        "mount that served: its --name, with /ADDRESS of one that was --shared",
+        "mount that served: its --name, with /ADDRESS if it was --shared",
         kinds.NAME,
         default_text="the mount of the broker's name",
     )
@@ -155,8 +155,8 @@ class HandBackOptions:
 def hand_back(call: Call, options: HandBackOptions) -> int:
     """Returns a mount's offsets and retries to its broker.
 
-    Consumer offsets go into the broker's table, of which a copy is kept; what was sent back to the mount goes into its
-    log. End the mount before, start the broker after it, and attach with --recommission.
+    Writes consumer offsets into the broker's table (a copy is kept) and messages sent back to the mount into its log.
+    Stop the mount first, then start the broker and attach with --recommission.
 
     Examples:
         tiered hand-back s3://bucket/prefix --store /data/rocketmq/store

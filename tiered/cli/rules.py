@@ -3,6 +3,8 @@
     [topics."orders*"]
     ttl = "365d"
     compress = "zstd:9"
+    [topics."audit*"]
+    rate = "5MiB"
     [topics."debug*"]
     include = false
 
@@ -33,6 +35,11 @@ RULES: Final[Mapping[str, Setting]] = {
         help="`attach`: stop tiering it for now, as `tiered pause` does",
         shape=_FLAG,
         default=False,
+    ),
+    "rate": Setting(
+        help="`attach`: maximum bytes per second copied of each matching topic; 0: unlimited",
+        kind=kinds.SIZE,
+        default_text="no limit",
     ),
     "compress": Setting(
         help="`attach`: compression when merging",

@@ -4,7 +4,8 @@ Overview:
     1. *dispatch thread*: follows the local store in log order. For each queue it only tries the queue's lock; on success
        the records are in the buffer, on failure it goes on at once and the queue is left to compensation.
     2. *compensate threads*: a scanner takes a round of all buffers when one is due (``tiered.dispatch.group_commit``), whose
-       bundles the upload pool puts; queues that fell behind are read in bulk from their own consume queue.
+       bundles the upload pool puts; queues that fell behind are read in bulk from their own consume queue, and so are all
+       queues of a topic that has a rate.
     3. *build thread*: has the journal name what is durable (``tiered.dispatch.group_commit``).
     Beside them the *merge thread* gathers bundles (``tiered.dispatch.merging``); none of the three waits for it.
 
@@ -42,7 +43,7 @@ from tiered.dispatch.group_commit import (
     Uploader,
 )
 from tiered.dispatch.merging import MergeThread
-from tiered.dispatch.settings import DispatchContext, MemoryBudget
+from tiered.dispatch.settings import DispatchContext, MemoryBudget, TopicRates
 from tiered.errors import TieredStoreError
 from tiered.log.composite import (
     ITEM_MEMORY_BYTES,
@@ -235,6 +236,7 @@ class TieredDispatcher:
         self._local = local
         self._settings = settings
         self._passed = PassedBy(selects, journal.state.paused_topics, settings.pauses)
+        self._rates = TopicRates(settings.rate_of, clock, self._context.stop)
         self._clock = clock
         self._files = QueueFiles(
             local,
@@ -306,6 +308,7 @@ class TieredDispatcher:
             state_fact=self._rounds.state_fact,
             continuity=self.continuity,
             passes=self._is_passed,
+            rates=self._rates,
         )
 
     def _make_merging(self, store: ObjectStore, prefix: str) -> MergeThread:
@@ -355,7 +358,9 @@ class TieredDispatcher:
     def _offer(self, batch: RecordBatch, grown: list[Grown]) -> bool:
         if self._passed.by(batch.queue):
             return True
-        if not self.continuity.may_take(file := self.file(batch.queue)):
+        if self._rates.limits(batch.queue.topic) or not self.continuity.may_take(
+            file := self.file(batch.queue)
+        ):
             return self._leave(batch.queue)
         if not file.lock.acquire(blocking=False):
             self.counters.lock_misses += 1
@@ -398,9 +403,11 @@ class TieredDispatcher:
         Args:
             until_idle: Return when the committed end is reached.
         """
-        starts = self._files.starts(self._passed.by)
+        starts = self._files.starts(lambda queue: self._passed.by(queue) or self._limits(queue))
         fall_behind = self._compensation.fall_behind
         register(self._files.unknown(), self._rounds.state_fact, fall_behind)
+        for queue in filter(self._limits, starts):
+            fall_behind(queue)  # the log is not followed from where it is, which may be far behind
         following = Following(
             self._local,
             starts,
@@ -440,15 +447,27 @@ class TieredDispatcher:
     @property
     def is_settled(self) -> bool:
         """Everything that was taken is durable and named, and no queue is behind."""
-        return self.budget.used_bytes == 0 and self._compensation.is_idle and self._rounds.is_idle
+        return self._is_settled(limited=True)
 
-    def drain(self, timeout_s: float) -> bool:
-        """Flush all buffers, and wait until all is durable; False when that took longer, or we ended by ourselves."""
-        self._commits.flush = True
+    def _is_settled(self, *, limited: bool) -> bool:
+        """The same; without ``limited`` queues that wait by the rate of their topic do not count."""
+        is_level = self.budget.used_bytes == 0 and self._compensation.is_idle(limited=limited)
+        return is_level and self._rounds.is_idle
+
+    def drain(self, timeout_s: float, *, limited: bool = True) -> bool:
+        """Flush all buffers, and wait until all is durable; False when that took longer, or we ended by ourselves.
+
+        Args:
+            limited: What the rates of topics hold back as well; else nothing more of these is taken, for good.
+        """
+        if not limited:
+            self._rates.end()
         self._wake.set()
         deadline_s = self._clock.monotonic_s() + timeout_s
         idle = threading.Event()
-        while not self.is_settled and self.fault is None:
+        while not self._is_settled(limited=limited) and self.fault is None:
+            # What comes slice by slice is not torn into rounds as small.
+            self._commits.flush = not limited or self._compensation.is_idle(limited=True)
             if self._clock.monotonic_s() >= deadline_s:
                 return False
             self._clock.wait(idle, 0.005)
@@ -462,7 +481,7 @@ class TieredDispatcher:
     def seconds_without_commit(self) -> float:
         """How long nothing became durable and named although there was something; else 0."""
         now_s = self._clock.monotonic_s()
-        if self.is_settled:
+        if self._is_settled(limited=False):
             self._last_commit_s = now_s
         return now_s - self._last_commit_s
 
@@ -642,6 +661,9 @@ class TieredDispatcher:
     def _is_passed(self, queue: MessageQueue) -> bool:
         return self._passed.by(queue)
 
+    def _limits(self, queue: MessageQueue) -> bool:
+        return self._rates.limits(queue.topic)
+
     def _obey_pauses(self) -> None:
         """Do as the journal says now."""
         paused, before = self._journal.state.paused_topics, self._passed.paused
@@ -671,6 +693,7 @@ class TieredDispatcher:
             self._commits.reconfigure(settings)
             self._merging.reconfigure(settings)
             self._read_throttle.set_rate(settings.read_rate_bytes_s)
+            self._rates.reconfigure(settings.rate_of)
             self._seal_again_s = 0.0
             self._pass_by(replace(self._passed, selects=selects, pauses=settings.pauses))
         self._wake.set()
@@ -710,12 +733,12 @@ class TieredDispatcher:
 # Compensation: queues that the dispatch thread had to pass by are read in bulk from their own consume queue.
 #
 # Overview: ``fall_behind`` notes a queue; ``begin`` starts a catch-up for each noted one; a catch-up ends when the queue is
-# level with the local store, when memory is full (it is begun again at the next scan), or at a gap, which is recorded by the
-# next journal entry as soon as everything before it is settled (invariant I12). A queue that is suspect is decided on first
-# (``tiered.dispatch.continuity``).
+# level with the local store, when memory is full or the rate of its topic is used up (it is begun again at a later scan), or
+# at a gap, which is recorded by the next journal entry as soon as everything before it is settled (invariant I12). A queue
+# that is suspect is decided on first (``tiered.dispatch.continuity``).
 #
-# Ordering: at most one catch-up a queue; what it reads and what dispatch offers meanwhile meet under the queue's lock, and
-# what is repeated is cut off there.
+# Ordering: the queue that was read longest ago is next, so that the queues of a topic share its rate. At most one catch-up a
+# queue; what it reads and what dispatch offers meanwhile meet under the queue's lock, and what is repeated is cut off there.
 # --------------------------------------------------------------------------------------------------
 
 
@@ -743,6 +766,7 @@ class Compensation:
         state_fact: Callable[[Fact], None],
         continuity: Continuity,
         passes: Callable[[MessageQueue], bool],
+        rates: TopicRates,
     ) -> None:
         """Wire it.
 
@@ -759,19 +783,21 @@ class Compensation:
         self._state_fact = state_fact
         self._continuity = continuity
         self._passes = passes
+        self._rates = rates
         self._counters = context.counters
         self._batch_bytes = min(settings.bundle_bytes, settings.step_bytes())
         self._stop = context.stop
         self._lock = threading.Lock()
         self._behind: set[MessageQueue] = set()
+        self._turns: dict[MessageQueue, int] = {}  # when each was read last, in batches of all
         self._running: set[MessageQueue] = set()
         self._gaps: set[MessageQueue] = set()
 
-    @property
-    def is_idle(self) -> bool:
-        """No queue is behind."""
+    def is_idle(self, *, limited: bool) -> bool:
+        """Whether no queue is behind; without ``limited`` those that wait by the rate of their topic do not count."""
         with self._lock:
-            return not (self._behind or self._running or self._gaps)
+            is_behind = any(limited or not self._rates.limits(one.topic) for one in self._behind)
+            return not (is_behind or self._running or self._gaps)
 
     def fall_behind(self, queue: MessageQueue) -> None:
         """Note that a queue must be brought level."""
@@ -779,13 +805,17 @@ class Compensation:
             self._behind.add(queue)
 
     def begin(self, submit: Callable[[Callable[[], None]], object]) -> None:
-        """Start a catch-up for each queue that is behind and has none."""
+        """Start a catch-up for each queue that is behind and has none, and of whose topic something may be copied now."""
         with self._lock:
             self._behind = {queue for queue in self._behind if not self._passes(queue)}
-            chosen = self._behind - self._running - self._gaps
+            chosen = {
+                queue
+                for queue in self._behind - self._running - self._gaps
+                if self._rates.allowed_bytes(queue.topic, 1)
+            }
             self._behind -= chosen
             self._running |= chosen
-        for queue in sorted(chosen):
+        for queue in sorted(chosen, key=lambda one: (self._turns.get(one, 0), one)):
             submit(functools.partial(self._catch_up, queue))
 
     def _catch_up(self, queue: MessageQueue) -> None:
@@ -806,14 +836,14 @@ class Compensation:
         while not self._stop.is_set() and self._budget.has_room(self._batch_bytes):
             if self._passes(file.queue):
                 return True
+            topic = file.queue.topic
+            bytes_max = self._rates.allowed_bytes(topic, self._batch_bytes)
+            if not bytes_max:
+                return False
             reopened = self._continuity.reopened(file.queue)
             with file.lock:
                 start, last = file.append_offset, file.last_taken
-            batch = self._local.read(
-                file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
-            )
-            if batch is None or batch.base_offset > start:
-                batch = self._compacted(file.queue, start) or batch
+            batch = self._read(file.queue, start, bytes_max)
             if batch is None:
                 is_sound = not has_taken or self._is_as_taken(file.queue, start, last)
                 return is_sound and not self._has_emptied(file, start)
@@ -826,15 +856,19 @@ class Compensation:
                 )  # looked at behind the read: what was read may be another's
                 return False
             self._take(file, batch, reopened)
+            self._rates.count(topic, memoryview(batch.data).nbytes)
             has_taken = True
             self._counters.compensated += 1
+            self._turns[file.queue] = self._counters.compensated
         return False
 
-    def _compacted(self, queue: MessageQueue, start: QueueOffset) -> RecordBatch | None:
-        """What the commit log has lost, and a compacted topic keeps elsewhere."""
-        return self._local.read_compacted(
-            queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
-        )
+    def _read(self, queue: MessageQueue, start: QueueOffset, bytes_max: int) -> RecordBatch | None:
+        """The next of a queue; also what the commit log has lost, and a compacted topic keeps elsewhere."""
+        batch = self._local.read(queue, start, bytes_max=bytes_max, count_max=_COUNT_MAX)
+        if batch is not None and batch.base_offset <= start:
+            return batch
+        kept = self._local.read_compacted(queue, start, bytes_max=bytes_max, count_max=_COUNT_MAX)
+        return kept or batch
 
     def _is_as_taken(
         self, queue: MessageQueue, start: QueueOffset, last: tuple[QueueOffset, int] | None

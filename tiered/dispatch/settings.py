@@ -74,6 +74,8 @@ class DispatchSettings:
     """How merging compresses records at the last level; None: not at all."""
     compression_of: Callable[[str], Compression | None] | None = None
     """The same of a topic; None: of all as ``compression`` says."""
+    rate_of: Callable[[str], int] = field(default=lambda _topic: 0)
+    """Bytes of a topic that are copied in a second, at most; 0: no limit. Other topics do not wait for it."""
     pauses: Callable[[str], bool] = field(default=lambda _topic: False)
     """Whether nothing of a topic is taken for now, beside those that the journal says are paused."""
 
@@ -144,7 +146,8 @@ class DispatchSettings:
 
 CHANGEABLE = (
     *("freshness_s", "segment_bytes_max", "segment_age_s_max"),
-    *("read_rate_bytes_s", "upload_rate_bytes_s", "compression", "compression_of", "pauses"),
+    *("read_rate_bytes_s", "upload_rate_bytes_s", "compression", "compression_of"),
+    *("rate_of", "pauses"),
 )
 """Of ``DispatchSettings``: what can change while a dispatcher runs."""
 
@@ -248,17 +251,25 @@ def _cut(chunks: Sequence[Buffer], start: int, end: int) -> Iterator[memoryview]
 
 # -- throttle ----------------------------------------------------------------------------------------
 #
-# A limit on bytes per second, so that tiering never takes more of a disk or a line than it is given.
+# Limits on bytes per second: of all, so that tiering never takes more of a disk or a line than it is given; and of single
+# topics, so that a loud one leaves the line to the others.
 
 
 class Throttle:
     """Spaces out transfers. From any thread."""
 
-    def __init__(self, bytes_per_s: int, clock: Clock, stop: threading.Event) -> None:
-        """Allow ``bytes_per_s`` (0: no limit); ``stop`` ends a wait early."""
+    def __init__(
+        self, bytes_per_s: int, clock: Clock, stop: threading.Event, *, saved_s: float = 0.0
+    ) -> None:
+        """Allow ``bytes_per_s`` (0: no limit); ``stop`` ends a wait early.
+
+        Args:
+            saved_s: So much of a time without transfers is made up for after it.
+        """
         self._rate = bytes_per_s
         self._clock = clock
         self._stop = stop
+        self._saved_s = saved_s
         self._lock = threading.Lock()
         self._free_at_s = 0.0
 
@@ -270,14 +281,77 @@ class Throttle:
 
     def take(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` more may be transferred. A large transfer delays those after it, not itself."""
+        wait_s = self.count(size_bytes)
+        if wait_s > 0:
+            self._clock.wait(self._stop, wait_s)
+
+    def count(self, size_bytes: int) -> float:
+        """Count ``size_bytes`` as transferred; how many seconds too early that is."""
         if not self._rate or not size_bytes:
-            return
+            return 0.0
         with self._lock:
             now_s = self._clock.monotonic_s()
-            begin_s = max(now_s, self._free_at_s)
+            begin_s = max(now_s - self._saved_s, self._free_at_s)
             self._free_at_s = begin_s + size_bytes / self._rate
-        if begin_s > now_s:
-            self._clock.wait(self._stop, begin_s - now_s)
+        return begin_s - now_s
+
+    @property
+    def is_free(self) -> bool:
+        """Whether something may be transferred now."""
+        return self._free_at_s <= self._clock.monotonic_s()
+
+
+_SLICE_S = 0.25
+"""A topic with a limit is copied in slices of what its rate gives in this time: the queues of it that are read at once
+exceed it by as many."""
+_SAVED_S = 1.0
+"""Looks for what may be copied are less often than its slices."""
+
+
+class TopicRates:
+    """The limit of each topic that has one; nobody waits for it here. From any thread."""
+
+    def __init__(self, rate_of: Callable[[str], int], clock: Clock, stop: threading.Event) -> None:
+        self._clock = clock
+        self._stop = stop
+        self._is_ended = False
+        self.reconfigure(rate_of)
+
+    def reconfigure(self, rate_of: Callable[[str], int]) -> None:
+        """Go on at other rates."""
+        known: dict[
+            str, tuple[int, Throttle]
+        ] = {}  # made anew: what is late may write into the old
+        self._now = rate_of, known
+
+    def end(self) -> None:
+        """Allow nothing more of topics that have a limit."""
+        self._is_ended = True
+
+    def limits(self, topic: str) -> bool:
+        """Whether a topic has a limit."""
+        return self._of(topic)[0] > 0
+
+    def allowed_bytes(self, topic: str, bytes_max: int) -> int:
+        """How much of a topic may be copied at once now: one message at least, or 0; without a limit ``bytes_max``."""
+        rate, throttle = self._of(topic)
+        if not rate:
+            return bytes_max
+        may = throttle.is_free and not self._is_ended
+        return min(bytes_max, max(1, int(rate * _SLICE_S))) if may else 0
+
+    def count(self, topic: str, size_bytes: int) -> None:
+        """Count ``size_bytes`` of a topic as copied."""
+        self._of(topic)[1].count(size_bytes)
+
+    def _of(self, topic: str) -> tuple[int, Throttle]:
+        rate_of, known = self._now
+        found = known.get(topic)
+        if found is None:
+            rate = rate_of(topic)
+            throttle = Throttle(rate, self._clock, self._stop, saved_s=_SAVED_S)
+            found = known.setdefault(topic, (rate, throttle))
+        return found
 
 
 # -- counters ----------------------------------------------------------------------------------------
