@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from backends.errors import (
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.api.stores import REASONS, PatientStore, RefusedForNowError
+from tiered.attach.observe import is_well
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -215,3 +217,16 @@ def test_that_a_store_is_full_is_said_once_a_minute_however_often_it_has_room_fo
     full = "waiting (full): no room; make room"
     again = "the store takes put requests again, after 10 s"
     assert caplog.messages == [full, again, full, again]
+
+
+def test_health_names_each_reason_once(failing: Failing, patient: PatientStore):
+    stalled = SimpleNamespace(is_stalled=True, seconds_without_commit=lambda: 30.0)
+    attachment: Any = SimpleNamespace(fault=None, dispatcher=stalled, patient=patient)
+    failing.error = UnreachableError("cannot reach http://s3:9000")
+    put(patient)
+    with pytest.raises(UnreachableError):
+        list(patient.list(""))
+    assert len(patient.troubles()) == 2
+    assert is_well(attachment) == (
+        "nothing could be committed for 30 s (unreachable: cannot reach http://s3:9000; see whether it runs)"
+    )

@@ -178,7 +178,7 @@ def test_what_is_damaged_says_where_reading_can_go_on(timers: Timers, layout: st
         assert reader.after_damage(QueueOffset(at)) == behind
         with pytest.raises(DataError) as told:
             reader.read_warily(QueueOffset(at), bytes_max=1 << 20, count_max=COUNT)
-        assert behind is None or f"read on from queue offset {behind}," in told.value.do
+        assert behind is None or f"read on from queue offset {behind} of " in told.value.do
 
 
 def reader_state(timers: Timers) -> TierState:

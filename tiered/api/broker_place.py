@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backends.errors import web_advice
 from backends.lazy_dataclass import dataclass
 from backends.registry import folder_of, probe
 from tiered.errors import InvalidError
@@ -258,7 +259,8 @@ def no_tier(store: ObjectStore) -> InvalidError:
     elif find_places(store, (TIMER + JOURNAL,)):
         what, do = "there are timers here, and no topics", "`tiered timer ls URL` lists them"
     else:
-        what, do = "there is no tier here", "check the URL; `tiered attach` makes a tier"
+        what = "there is no tier here"
+        do = web_advice(store.url) or "check the URL; `tiered attach` makes a tier"
     return InvalidError(what, where=store.url, do=do)
 
 

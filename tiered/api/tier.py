@@ -17,7 +17,7 @@ from tiered.api.open_tier import OpenTier
 from tiered.api.reading import follow_queue, plan_span, read_span, read_spans, require_positive
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, no_topic
 from tiered.log.lineage import Isolation
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset, TimestampMs
 
@@ -362,11 +362,7 @@ class Tier:
         self.close()
 
     def _no_topic(self, topic: str) -> InvalidError:
-        return InvalidError(
-            f"the tier has no topic {topic}",
-            where=self._opened.store.url,
-            do="`tiered ls URL` lists the topics",
-        )
+        return no_topic(topic, self.topics(), where=self._opened.store.url)
 
 
 REQUESTS = 16

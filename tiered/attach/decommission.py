@@ -79,6 +79,10 @@ _ALL: Final = 1 << 62
 _ITEMS: Final = 4096
 
 
+RUNS: Final = "a broker runs on the store"
+"""What nobody can accept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """Something that only the broker would have done."""
@@ -133,7 +137,7 @@ def _obstacles(attachment: Attachment) -> Iterator[Pending]:
     """What is not in the tier, or may still come."""
     result = attachment.look_again()
     if attachment.local.identity.is_live:
-        yield Pending("a broker runs on the store", 0, "stop it, then decommission again")
+        yield Pending(RUNS, 0, "stop it, then decommission again")
     elif attachment.was_live:
         yield Pending("the broker stopped while its store was read", 0, "decommission again")
     if not result.is_complete:

@@ -55,7 +55,11 @@ _MIB = 1024 * 1024
 class AttachOptions(ServingOptions):
     """What ``tiered attach`` can be told."""
 
-    store: str = argument(click.Path())
+    store: str = argument(
+        "the broker's store directory (storePathRootDir), of RocketMQ or JoyQueue; or a Kafka node's log directories,"
+        " separated by commas as in log.dirs",
+        click.Path(),
+    )
     to: str = required("URL of the tier", kinds.URL)
     once: bool = flag("tier what is there now, then exit")
     seal: bool = flag("with --once: seal all open segments at the end", needs="once decommission")
@@ -197,8 +201,6 @@ class Ending:
 @command("attach", AttachOptions)
 def run(call: Call, options: AttachOptions) -> int:
     """Follows a store directory, live or dead, and tiers it.
-
-    STORE is a RocketMQ or JoyQueue store, or a Kafka node's log directories, separated by commas as in log.dirs.
 
     Examples:
         tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400
@@ -560,7 +562,11 @@ def decommission_lines(document: dict[str, Any]) -> list[str]:
         found.append(f"tiered: {waits} in retry topics: their groups get them from the mount")
     found += [f"tiered: note: {note}" for note in document["notes"]]
     if not document["is_decommissioned"]:
-        return [*found, "tiered: not decommissioned; --accept-pending gives up what is pending"]
+        from tiered.attach.decommission import RUNS
+
+        only_waits = all(one["what"] == RUNS for one in document["pending"])
+        more = "" if only_waits else "; --accept-pending gives up what is pending"
+        return [*found, f"tiered: not decommissioned{more}"]
     return [
         *found,
         (

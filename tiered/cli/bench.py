@@ -98,7 +98,7 @@ BENCH = group(
 class MakeStoreOptions:
     """What ``tiered bench make-store`` can be told."""
 
-    directory: str = argument(metavar="DIR")
+    directory: str = argument("store directory to make", metavar="DIR")
     messages: int = option("messages in all", kinds.COUNT, default=200_000)
     body_bytes: int = option("bytes of each body", kinds.SIZE, default=1024)
     queues: int = option("queues of each topic", kinds.COUNT, default=16)
@@ -149,7 +149,11 @@ EMBEDDED_COLUMNS = ["what", "value", "unit", "plain", "ratio", "cpu_us_per_messa
 class EmbeddedOptions:
     """What ``tiered bench store`` can be told."""
 
-    directory: str | None = maybe(click.Path(file_okay=False), metavar="[DIR]")
+    directory: str | None = maybe(
+        "folder to measure in [default: a temporary one]",
+        click.Path(file_okay=False),
+        metavar="[DIR]",
+    )
     messages: int = option("messages to append and to recover", kinds.COUNT, default=300_000)
     body_bytes: int = option("bytes of each body", kinds.SIZE, default=1024)
     threads: int = option("threads that append under sync", kinds.COUNT, default=32)

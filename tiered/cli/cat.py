@@ -11,7 +11,7 @@ from tiered.cli import kinds
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, SpanOptions, argument, flag, option
 from tiered.cli.values import few
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, no_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -208,12 +208,13 @@ def check_queues(tiers: Sequence[OpenTier], topic: str, number: int | None) -> N
     tier = tiers[0]
     known = sorted({queue.queue_id for one in tiers for queue in one.queues(topic)})
     if not known:
-        what = f"the tier has no topic {topic}"
-    elif number is not None and number not in known:
-        what = f"topic {topic} has no queue {number}, only {_ranges(known)}"
-    else:
-        return
-    raise InvalidError(what, where=tier.store.url, do="`tiered ls URL` lists the topics and queues")
+        raise no_topic(topic, tier.topics(), where=tier.store.url)
+    if number is not None and number not in known:
+        raise InvalidError(
+            f"topic {topic} has no queue {number}, only {_ranges(known)}",
+            where=tier.store.url,
+            do="`tiered ls URL` lists the topics and queues",
+        )
 
 
 def _print_all(tier: OpenTier, printer: Printer, topic: str, number: int | None) -> None:

@@ -107,7 +107,11 @@ def reference_pages(folder: Path) -> Iterator[tuple[str, str]]:
     root = program()
     commands = list(root.walk())
     counts = Counter(record for path, one in commands for record in _records(one, path))
-    shared = {record: None for record, count in counts.items() if count >= SHARED_FROM}
+    shared = {
+        record: None
+        for record, count in counts.items()
+        if count >= SHARED_FROM and record[0].startswith("-")
+    }
     yield "tiered", _page("`tiered`", *_root_lines(root, shared))
     blocks: dict[str, list[str]] = {}
     for path, command in commands:

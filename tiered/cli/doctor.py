@@ -79,7 +79,7 @@ def run(call: Call, options: DoctorOptions) -> int:
 class PolicyOptions:
     """What ``tiered policy`` can be told."""
 
-    role: str = argument()
+    role: str = argument("writer, reader, archiver, reclaimer, eraser, timekeeper or mounter")
     url: str = argument()
     archive: str | None = option("for an archiver: where it writes", kinds.URL)
 

@@ -125,7 +125,7 @@ class _Sections:
         shared: list[tuple[str, str]] = []
         for parameter in command.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if isinstance(parameter, click.Option) and record is not None:
                 (shared if parameter.name in common else own).append(record)
         if isinstance(command, click.Group):
             command.format_commands(ctx, formatter)

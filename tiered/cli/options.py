@@ -201,14 +201,18 @@ def custom(setting: Setting) -> Any:  # noqa: ANN401 (of any type)
     return _field(setting)
 
 
-def argument(kind: click.ParamType[Any] | None = None, *, metavar: str | None = None) -> str:
-    """A field that stands by its place, without a name."""
-    return cast("str", dataclasses.field(metadata={"argument": (True, kind, metavar)}))
+def argument(
+    text: str = "", kind: click.ParamType[Any] | None = None, *, metavar: str | None = None
+) -> str:
+    """A field that stands by its place, without a name; a URL or topic needs no text that says what it is."""
+    return cast("str", dataclasses.field(metadata={"argument": (True, text, kind, metavar)}))
 
 
-def maybe(kind: click.ParamType[Any] | None = None, *, metavar: str | None = None) -> str | None:
+def maybe(
+    text: str, kind: click.ParamType[Any] | None = None, *, metavar: str | None = None
+) -> str | None:
     """An argument that may be left out."""
-    found = dataclasses.field(default=None, metadata={"argument": (False, kind, metavar)})
+    found = dataclasses.field(default=None, metadata={"argument": (False, text, kind, metavar)})
     return cast("str | None", found)
 
 
@@ -298,16 +302,27 @@ def _name_of(field: str, metavar: str) -> str:
 def arguments_of(options: type) -> list[click.Argument]:
     """The positional arguments of a dataclass."""
     return [
-        click.Argument(
-            [field.name],
-            required=field.metadata["argument"][0],
-            type=field.metadata["argument"][1],
-            metavar=field.metadata["argument"][2],
-            shell_complete=_completion_of(field.name),
-        )
+        _argument_of(field.name, *field.metadata["argument"])
         for field in dataclasses.fields(options)
         if "argument" in field.metadata
     ]
+
+
+_TEXTS = {"url": "the tier's URL, or the path of its folder", "topic": "name of the topic"}
+
+
+def _argument_of(
+    name: str, required: bool, text: str, kind: click.ParamType[Any] | None, metavar: str | None
+) -> click.Argument:
+    made = click.Argument(
+        [name],
+        required=required,
+        type=kind,
+        metavar=metavar,
+        shell_complete=_completion_of(name),
+    )
+    made.help = text or _TEXTS[name]  # of click 8.5; those before show no arguments
+    return made
 
 
 def _completion_of(

@@ -12,7 +12,7 @@ from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, argument, flag, option, required
 from tiered.cli.values import Moment, counted, few
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, no_topic
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -29,7 +29,7 @@ _SHOWN = 64
 class QueryOptions:
     """What ``tiered query`` can be told."""
 
-    url: str = argument()
+    url: str = argument("URL of the tier, or of an archive; or the path of its folder")
     topic: str = argument()
     key: str = required("one of the messages' keys, or a unique id", kinds.Kind("KEY", str))
     from_: Moment | None = option(
@@ -71,11 +71,7 @@ def run(call: Call, options: QueryOptions) -> int:
     wish = read_wish(call, options)
     tiers = tiers_of(call, tier, wish.topic)
     if not tiers[0].queues(wish.topic):
-        raise InvalidError(
-            f"the tier has no topic {wish.topic}",
-            where=tier.store.url,
-            do="`tiered ls URL` lists the topics",
-        )
+        raise no_topic(wish.topic, tier.topics(), where=tier.store.url)
     found = _joined([one.lookup(wish) for one in tiers], wish.count)
     lines = [hit_line(hit, raw_body=options.raw_body) for hit in found.hits]
     _print(call, lines, found, is_document=is_document)

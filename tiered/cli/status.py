@@ -12,7 +12,7 @@ from tiered.cli.frame import command
 from tiered.cli.options import BrokersOptions, argument, flag, maybe, option, several
 from tiered.cli.output import Output, Row, Table, picked, show
 from tiered.cli.values import broker_filter, counted, format_size, format_time, topic_filter
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, no_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -285,7 +285,7 @@ class LsOptions:
     """What ``tiered ls`` can be told."""
 
     url: str = argument()
-    topic: str | None = maybe()
+    topic: str | None = maybe("only this topic [default: all]")
     objects: bool = flag("list objects (bundles) and their sections", excludes="incarnations")
     incarnations: bool = flag("list every incarnation of each queue: ended, truncated, present")
 
@@ -323,11 +323,7 @@ def queues_of(tier: OpenTier, topic: str | None) -> list[MessageQueue]:
     """The queues of a topic, or all."""
     queues = tier.queues(topic)
     if topic is not None and not queues:
-        raise InvalidError(
-            f"the tier has no topic {topic}",
-            where=tier.store.url,
-            do="`tiered ls URL` lists the topics and queues",
-        )
+        raise no_topic(topic, tier.topics(), where=tier.store.url)
     return queues
 
 

@@ -47,7 +47,7 @@ STORE = group(
 class StoreDirOptions:
     """What every command of ``tiered store`` is told."""
 
-    dir: str = argument()
+    dir: str = argument("the store's directory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class TopicOptions(StoreDirOptions):
 class PutOptions(StoreDirOptions):
     """What ``tiered store put`` can be told."""
 
-    file: str | None = maybe()
+    file: str | None = maybe("messages, one per line as JSON [default: stdin]")
     sync: bool = flag("sync each batch to disk before reading the next")
     keep_offsets: bool = flag(
         "a new queue begins at its first message's queue offset; gaps are refused"
@@ -81,7 +81,7 @@ class PutOptions(StoreDirOptions):
 class TailOptions(StoreDirOptions):
     """What ``tiered store tail`` can be told."""
 
-    topic: str | None = maybe()
+    topic: str | None = maybe("only this topic [default: all]")
     count: int = option("maximum messages of each queue", kinds.NUMBER, default=10)
     follow: bool = flag("continue with new messages")
 

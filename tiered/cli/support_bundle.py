@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backends.lazy_dataclass import dataclass
-from backends.local_files import advice_for, write_regular
+from backends.local_files import write_regular
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, explain
 from tiered.cli.frame import command
 from tiered.cli.options import argument, option
 from tiered.cli.output import show
 from tiered.cli.values import counted
-from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +42,7 @@ class BundleOptions:
     """What ``tiered support-bundle`` can be told."""
 
     url: str = argument()
-    file: str = argument(click.Path())
+    file: str = argument("the .tar.gz to write", click.Path())
     store: str | None = option("local store directory to check too", kinds.DIR)
     log_file: str | None = option("log file whose last lines to include", kinds.FILE)
     log_lines: int = option("maximum lines of it", kinds.COUNT, default=5000)
@@ -73,14 +72,11 @@ def run(call: Call, options: BundleOptions) -> int:
         *({"name": name, "size_bytes": len(text.encode())} for name, text in texts.items()),
         *({"name": name, "error": text} for name, text in errors.items()),
     ]
-    try:
+    from tiered.upkeep.workplace import writing
+
+    with writing("bundle", options.file):
         write_regular(options.file, _packed(texts, call.clock.now_ms()))
         Path(options.file).chmod(0o600)  # names of topics and hosts stand in it
-    except OSError as error:
-        advice = advice_for(error, "name a file in a directory that can be written")
-        raise InvalidError(
-            f"the bundle cannot be written: {error.strerror}", where=options.file, do=advice
-        ) from error
     document = {"format": 1, "file": options.file, "parts": rows}
     lines = [
         f"{options.file}: {counted(len(texts), 'part')}, without secrets; look through it before you send it"
@@ -183,6 +179,8 @@ _SHAPES = (
 )  # fmt: skip
 _SHORT = 4
 """Values below this length are no secrets, and stand in every text."""
+_IN_EVERY_TEXT = frozenset({"tiered", "true", "false", "none"})
+"""Test servers have the program's name for a user: without it a log cannot be read, and with it nothing is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +197,8 @@ class Hidden:
         known = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
         headers: Iterable[str] = call.common.s3_header
         known |= {text.partition("=")[2].strip() for text in headers}
-        return cls(
-            tuple(sorted((one for one in known if len(one) >= _SHORT), key=len, reverse=True))
-        )
+        known = {one for one in known if len(one) >= _SHORT and one not in _IN_EVERY_TEXT}
+        return cls(tuple(sorted(known, key=len, reverse=True)))
 
     def __call__(self, text: str) -> str:
         """The text without them."""

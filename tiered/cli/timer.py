@@ -63,7 +63,7 @@ TIMER = group(
 class TimerImportOptions:
     """What ``tiered timer import`` can be told."""
 
-    store: str = argument()
+    store: str = argument("the broker's store directory")
     to: str = required("URL of the tier", kinds.URL)
     near_ms: int = option(
         "leave timers due within this time to the broker; 0s: import everything pending",
@@ -208,7 +208,7 @@ class TimerShowOptions:
     """What ``tiered timer show`` can be told."""
 
     url: str = argument()
-    hour: str = argument()
+    hour: str = argument("a time within the hour, as RFC 3339 or milliseconds")
 
 
 @TIMER.has("show", TimerShowOptions)
@@ -372,7 +372,7 @@ class TimerCancelOptions:
     """What ``tiered timer cancel`` can be told."""
 
     url: str = argument()
-    msg_id: str = argument()
+    msg_id: str = argument("its unique id, as `tiered timer show` has it")
     give_up_s: float = option(
         "exit with code 3 when the object store has refused for this long",
         kinds.DURATION_S,

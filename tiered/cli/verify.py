@@ -244,6 +244,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
         yield f"  normal    {counted(unindexed, 'message')} not in the key index yet: a lookup by key reads them instead"
     for note in document["recorded"]["notes"]:
         yield f"  note      {note}"
+    if document["recorded"]["orphans"]:
+        yield "  normal    orphans are what merging has replaced, or what a failed upload left: `tiered gc` deletes them"
     if repair := document["repair"]:
         yield f"  repaired  {counted(repair['parts'], 'part')}, {format_size(repair['repaired_bytes'])}"
         for one in repair["unrepaired"]:
@@ -258,11 +260,17 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
 
 def _counts(fields: dict[str, Any]) -> list[str]:
     return [
-        f"{format_size(value) if name.endswith('_bytes') else format_count(value)}"
-        f" {name.removesuffix('_bytes').replace('_', ' ')}"
-        for name, value in fields.items()
-        if isinstance(value, int) and value
+        _count(name, value) for name, value in fields.items() if isinstance(value, int) and value
     ]
+
+
+def _count(name: str, value: int) -> str:
+    if name in {"record_bytes", "orphan_bytes"}:
+        return f"{format_size(value)} of {name.removesuffix('_bytes')}s"
+    words = name.removesuffix("_bytes").replace("_", " ")
+    if name.endswith("_bytes"):
+        return f"{format_size(value)} {words}"
+    return f"{format_count(value)} {words.removesuffix('s') if value == 1 else words}"
 
 
 # -- tiered rebuild --------------------------------------------------------------------------------
