@@ -126,6 +126,16 @@ def test_each_block_is_run_or_listed() -> None:
         assert named.removesuffix(".md") in (ROOT / test).read_text("utf-8")
 
 
+def test_what_is_new_is_seen() -> None:
+    """Behind a prompt in any block; as a script; as a line of a crontab; and what none of these is."""
+    text = "1. An item\n\n   ```console\n   $ nohup a \\\n     b\n   said\n   ```\n"
+    (block,) = shown.blocks("page.md", text)
+    assert [(command, reason(command)) for command in commands(block)] == [("nohup a \\\n  b", "")]
+    lines = "tiered ls URL && tiered gc URL\n17 3 * * *  tiered archive URL\n ├── tiered mount\n"
+    assert len(commands(Block("page.md", "", lines))) == 3
+    assert commands(Block("page.md", "console", "tiered ls URL\n")) == []
+
+
 def test_each_kind_of_block_is_one_that_is_looked_at() -> None:
     """Documents and settings parse; so do programs."""
     for page, kind, text in BLOCKS:
@@ -169,6 +179,16 @@ def test_commands_run(block: Block, world: World, tiered: CommandLine) -> None:
     for command in commands(block):
         if not reason(command):
             world.run(tiered, command, places(block.page, block.text))
+
+
+@pytest.mark.slow
+def test_a_wrong_example_is_found(world: World, tiered: CommandLine) -> None:
+    for wrong in (
+        "tiered cat s3://bucket/prefix no-such-topic",
+        "tiered expire /data/tier --ttl 3x",
+    ):
+        with pytest.raises(AssertionError):
+            world.run(tiered, wrong)
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ PLACES = {
     "/var/store": "{}/store",
     "/data/store": "{}/store",
     "/data/other-store": "{}/other-store",
+    "/data/tier": "{}/tier",
     "/data/timers": "{}/timers",
     "/data/checkpoints": "{}/checkpoints",
     "/data/orders": "{}/orders",
