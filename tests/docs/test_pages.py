@@ -37,14 +37,30 @@ NOT_RUN = {
     r"make ": "tests/packaging plans each target",
     r"mqshutdown |systemctl |install -m": "a broker of Java's, or systemd: tests/mount and tests/deploy have them",
     r".*--engine spark|PYSPARK_PYTHON=|printf ": "a JVM for each: tests/spark starts such jobs",
+    r".*--body-schema ": "schemas of the reader's own: tests/archive has some of each kind",
+    r".*iceberg:https:": "a REST catalog: tests/archive publishes in SQLite's",
+    r"tiered .*(%DLQ%|SCHEDULE_TOPIC_|--retries )": "what clients left at a mount: tests/mount has clients",
 }
 """Commands that are not run, by a pattern, and why."""
+NEW = "file://{}/new"
 PLACES = {
-    "docs/kafka.md": {"s3://bucket/prefix": "file://{}/new", "orders": "plain", "--queue 3": "--queue 2"},
-    "docs/jmq.md": {"s3://bucket/prefix": "file://{}/new"},
-    "docs/embedded-store.md": {"/data/store": "{}/new"},
-}  # fmt: skip
-"""What a page's commands find in place of what `shown.PLACES` has."""
+    r"docs/archive.md.*--body ": {"s3://bucket2/parquet": NEW},
+    r"docs/archive.md.*spark\.": {'parquet("parquet")': 'parquet("{}/parquet")'},
+    r"docs/embedded-store.md": {"/data/store": "{}/new"},
+    r"docs/jmq.md": {"s3://bucket/prefix": NEW},
+    r"docs/kafka.md": {"s3://bucket/prefix": NEW, "orders": "plain", "--queue 3": "--queue 2"},
+    r"docs/mount.md.*mqshutdown": {"--decommission": "--decommission --accept-pending"},
+    r"docs/operating.md.*--brokers": {"east-*,prod/west-1": "*"},
+}
+"""What pages, or blocks of theirs, find in place of what ``shown.PLACES`` has."""
+
+
+def places(page: str, text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pattern, there in PLACES.items():
+        if re.match(pattern, f"{page} {text}", re.DOTALL):
+            found |= there
+    return found
 
 
 def found() -> list[Block]:
@@ -110,6 +126,16 @@ def test_each_block_is_run_or_listed() -> None:
         assert named.removesuffix(".md") in (ROOT / test).read_text("utf-8")
 
 
+def test_what_is_new_is_seen() -> None:
+    """Behind a prompt in any block; as a script; as a line of a crontab; and what none of these is."""
+    text = "1. An item\n\n   ```console\n   $ nohup a \\\n     b\n   said\n   ```\n"
+    (block,) = shown.blocks("page.md", text)
+    assert [(command, reason(command)) for command in commands(block)] == [("nohup a \\\n  b", "")]
+    lines = "tiered ls URL && tiered gc URL\n17 3 * * *  tiered archive URL\n ├── tiered mount\n"
+    assert len(commands(Block("page.md", "", lines))) == 3
+    assert commands(Block("page.md", "console", "tiered ls URL\n")) == []
+
+
 def test_each_kind_of_block_is_one_that_is_looked_at() -> None:
     """Documents and settings parse; so do programs."""
     for page, kind, text in BLOCKS:
@@ -152,7 +178,17 @@ def world(
 def test_commands_run(block: Block, world: World, tiered: CommandLine) -> None:
     for command in commands(block):
         if not reason(command):
-            world.run(tiered, command, PLACES.get(block.page))
+            world.run(tiered, command, places(block.page, block.text))
+
+
+@pytest.mark.slow
+def test_a_wrong_example_is_found(world: World, tiered: CommandLine) -> None:
+    for wrong in (
+        "tiered cat s3://bucket/prefix no-such-topic",
+        "tiered expire /data/tier --ttl 3x",
+    ):
+        with pytest.raises(AssertionError):
+            world.run(tiered, wrong)
 
 
 @pytest.mark.slow
@@ -166,7 +202,12 @@ def test_programs_run(page: str, world: World) -> None:
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", WITH_SPARK)
-def test_programs_of_spark_run(page: str, world: World, session: Any) -> None:
+def test_programs_of_spark_run(
+    page: str, made: Path, tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In folders: Spark alone reads no bucket."""
+    monkeypatch.chdir(tmp_path)
+    world = World(tmp_path, made, None)
     places = {"TIER": "s3://bucket/prefix", "ARCHIVE": "s3://bucket2/parquet"}
     names = {name: world.put_in(url) for name, url in places.items()}
     ran = run(page, world, {"spark": session, **names})
@@ -179,7 +220,7 @@ def run(page: str, world: World, names: dict[str, Any]) -> dict[str, Any]:
     """The programs of a page one after another, with the libraries that it takes for imported."""
     exec("import duckdb, pandas, polars, pyarrow.parquet", names)
     for text in BY_PAGE[page]:
-        exec(compile(world.put_in(text, PLACES.get(page)), page, "exec"), names)
+        exec(compile(world.put_in(text, places(page, text)), page, "exec"), names)
     return names
 
 

@@ -32,7 +32,12 @@ SERVES = {
 """What goes on until it is stopped, by a pattern of its words: what it says first, and how it ends then."""
 CANNOT = {
     r"hand-back ": (2, "no mount"),
-    r"mount .*--namesrv": (3, "name server 127.0.0.1:1 does not answer"),
+    r"mount .*--replica-of-live": (3, "no living master is known"),
+    r"mount .*--namesrv": (3, "name server 127.0.0.1:1"),
+    r"attach .*--decommission (?!--accept-pending)": (
+        1,
+        "--accept-pending gives up what is pending",
+    ),
     r"timer run .*--to namesrv": (3, "127.0.0.1:1"),
     r"timer cancel": (2, "no pending message has the id"),
 }
@@ -46,6 +51,7 @@ PLACES = {
     "/var/store": "{}/store",
     "/data/store": "{}/store",
     "/data/other-store": "{}/other-store",
+    "/data/tier": "{}/tier",
     "/data/timers": "{}/timers",
     "/data/checkpoints": "{}/checkpoints",
     "/data/orders": "{}/orders",
@@ -53,6 +59,7 @@ PLACES = {
     "/var/lib/kafka/data": "{}/kafka",
     "/disk1/kafka,/disk2/kafka": "{}/kafka",
     "/data/joyqueue/store": "{}/joyqueue",
+    "/var/lib/node_exporter": "{}",
     "/tmp/": "{}/",
     "10.0.0.5:9876": "127.0.0.1:1",
     "10.0.0.5:9876,10.0.0.6:9876": "127.0.0.1:1",
@@ -107,8 +114,9 @@ def make(root: Path) -> None:
     unpack("s02-delay-timer", root).rename(store)
     topics = (("orders", 0, "order", 2000), ("orders", 3, "order", 1300), ("prices", 0, "item", 20))
     topics += (("Orders", 3, "order", 1300), ("%RETRY%workers", 0, "a", 3), ("people", 0, "p", 3))
+    body = '{"customer": "c", "amount": 5}'
     lines = [
-        {"topic": topic, "queue_id": queue, "keys": f"{key}-{number}", "tags": "paid", "body": "{}",
+        {"topic": topic, "queue_id": queue, "keys": f"{key}-{number}", "tags": "paid", "body": body,
          "properties": {"region": "eu-1", "amount": f"{number}"}}
         for topic, queue, key, count in topics
         for number in range(count)
@@ -127,7 +135,7 @@ def make(root: Path) -> None:
 class World:
     """What ``make`` has made, copied into a folder of its own, for commands that change it."""
 
-    def __init__(self, folder: Path, made: Path, server: S3Server) -> None:
+    def __init__(self, folder: Path, made: Path, server: S3Server | None) -> None:
         self._folder = folder
         self._server = server
         self._buckets: dict[str, str] = {}
@@ -166,9 +174,11 @@ class World:
             jmq_stores.copy("j01-basic", self._folder).rename(self._folder / "joyqueue")
 
     def _bucket(self, name: str) -> str:
-        """The objects of our folder, in a bucket of their own; its URL."""
+        """The objects of our folder, in a bucket of their own where there is a server; its URL."""
+        folder = self._folder / ("tier" if name == "s3://bucket/prefix" else "parquet")
+        if self._server is None:
+            return f"file://{folder}"
         if name not in self._buckets:
-            folder = self._folder / ("tier" if name == "s3://bucket/prefix" else "parquet")
             bucket, client = self._server.bucket(), self._server.client()
             for path in folder.rglob("*"):
                 if path.is_file():
@@ -198,11 +208,13 @@ class World:
         for pattern, (first, code) in SERVES.items():
             if re.match(pattern, call):
                 _stopped(spawn(*words), first, code)
+                if words[0] == "attach":  # what follows finds the messages
+                    assert tiered(*words, "--once").code in {0, 1}  # pending records are told by 1
                 return
         code, told = next((end for has, end in CANNOT.items() if re.match(has, call)), (0, ""))
         ran = tiered(*words)
         assert ran.code == code, f"{call}\n{ran.err}"
-        assert told in ran.err
+        assert told in ran.err, f"{call}\n{ran.err}"
         if target and "~" not in target:
             (self._folder / target).write_bytes(ran.out)
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.lazy_dataclass import dataclass
-from backends.local_files import advice_for, write_regular
+from backends.local_files import write_regular
 from backends.registry import probe
 from tiered import __version__
 from tiered.archive.audit import harmed_files, still_harmed, task_of
@@ -69,6 +69,7 @@ from tiered.log.parts import Gap
 from tiered.log.reader import TierReader
 from tiered.metrics import Metric, MetricType, Sample, render
 from tiered.upkeep.engine import first_failure
+from tiered.upkeep.workplace import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -282,13 +283,8 @@ def write_metrics(path: str, record: JobRecord) -> None:
     """Put a run's figures into a file, as Prometheus' text form has it; in place of the last, all at once."""
     fields = asdict(record)
     text = render([Sample(f"tiered_archive_run_{name}", fields[name]) for name in _GAUGES], METRICS)
-    try:
+    with writing("metrics", path):
         write_regular(path, text.encode())
-    except OSError as error:
-        advice = advice_for(error, "name a file in a directory that can be written")
-        raise InvalidError(
-            f"the metrics cannot be written: {error.strerror}", where=path, do=advice
-        ) from error
 
 
 # -- what bodies become ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tiered.cli.output import picked
 from tiered.cli.planned import (
     Document,
     PlanOptions,
+    broker_topics,
     ending_code,
     open_workplace,
     show_result,
@@ -241,17 +242,7 @@ def _topics(
     """Topics that are named, or that their store or the rules of the configuration file say are of this kind."""
     named = set(options.topic)
     if options.store:
-        from tiered.local.layout import TOPICS_FILE, read_topics
-
-        topics = read_topics(options.store)
-        if topics.names is None:
-            where = f"{options.store}/{TOPICS_FILE}"
-            raise InvalidError(
-                "the broker's topics cannot be read",
-                where=where,
-                do="give the broker's store directory, or name topics with --topic",
-            )
-        named |= there(topics.compacted)
+        named |= there(broker_topics(options.store).compacted)
     if any("compact" in said for _, said in call.rules.rows):
         ruled = {
             queue.topic: call.rules.get(queue.topic, "compact")

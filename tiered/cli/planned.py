@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.archive.task import JobContext
     from tiered.cli.call import Call
+    from tiered.local.layout import Topics
     from tiered.model import MessageQueue
     from tiered.upkeep.expire import ExpirePlan, ExpiryProof, TruncatePlan
     from tiered.upkeep.gc import GcPlan
@@ -590,8 +591,16 @@ def _reserved_ms(directory: str | None) -> dict[str, int]:
     Raises:
         InvalidError: The broker's table of topics cannot be read, so nobody knows how long they are to be kept.
     """
-    if not directory:
-        return {}
+    hours_of = broker_topics(directory).reserve_hours if directory else {}
+    return {topic: hours * HOUR_MS for topic, hours in hours_of.items()}
+
+
+def broker_topics(directory: str) -> Topics:
+    """The topics of a broker's store directory.
+
+    Raises:
+        InvalidError: Their table cannot be read.
+    """
     from tiered.local.layout import TOPICS_FILE, read_topics
 
     topics = read_topics(directory)
@@ -599,9 +608,9 @@ def _reserved_ms(directory: str | None) -> dict[str, int]:
         raise InvalidError(
             "the broker's topics cannot be read",
             where=f"{directory}/{TOPICS_FILE}",
-            do="name a store directory, or leave --store out",
+            do="name the broker's store directory, or leave --store out",
         )
-    return {topic: hours * HOUR_MS for topic, hours in topics.reserve_hours.items()}
+    return topics
 
 
 def _give_up(

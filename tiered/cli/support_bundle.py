@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backends.lazy_dataclass import dataclass
-from backends.local_files import advice_for, write_regular
+from backends.local_files import write_regular
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, explain
 from tiered.cli.frame import command
 from tiered.cli.options import argument, option
 from tiered.cli.output import show
 from tiered.cli.values import counted
-from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -73,14 +72,11 @@ def run(call: Call, options: BundleOptions) -> int:
         *({"name": name, "size_bytes": len(text.encode())} for name, text in texts.items()),
         *({"name": name, "error": text} for name, text in errors.items()),
     ]
-    try:
+    from tiered.upkeep.workplace import writing
+
+    with writing("bundle", options.file):
         write_regular(options.file, _packed(texts, call.clock.now_ms()))
         Path(options.file).chmod(0o600)  # names of topics and hosts stand in it
-    except OSError as error:
-        advice = advice_for(error, "name a file in a directory that can be written")
-        raise InvalidError(
-            f"the bundle cannot be written: {error.strerror}", where=options.file, do=advice
-        ) from error
     document = {"format": 1, "file": options.file, "parts": rows}
     lines = [
         f"{options.file}: {counted(len(texts), 'part')}, without secrets; look through it before you send it"

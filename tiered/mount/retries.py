@@ -69,7 +69,7 @@ from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.decode import TierBatch
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import named_objects
-from tiered.log.merge import MergePolicy, plan_merge
+from tiered.log.merge import LAST_LEVEL, MergePolicy, plan_merge
 from tiered.log.parts import Incarnation
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.journal.entry import Action
+    from tiered.log.merge import MergeOutput
     from tiered.log.state import TierState
 
 _LOG = logging.getLogger("tiered.mount")
@@ -107,7 +108,7 @@ _OBJECTS_MAX: Final = 100_000
 _SWEPT_AT_ONCE: Final = 50
 """Objects that are looked at, and perhaps deleted, between two rounds: who sends back waits meanwhile."""
 _GRACE_MS: Final = 24 * HOUR_MS
-"""For who reads the log in another process."""
+"""Nothing younger is deleted: its entry may be under way."""
 _PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
 _IDLE_S: Final = 0.5
@@ -294,9 +295,8 @@ class RetryWriter:
             self.merging.fan_in
         )  # bundles since bundles were merged; or as many, after a start
         self._damaged: set[str] = set()  # bundles that cannot be merged
-        self._swept_to = (
-            ""  # the last key that was looked at of bundles that nothing names; empty: none yet
-        )
+        self._swept_to = ""  # key of the last bundle that was looked at; empty: none yet
+        self._unnamed: set[str] = set()  # bundles that nothing named when they were looked at
 
     def _tell(self, error: BackendError) -> None:
         self.on_failure(error)
@@ -428,17 +428,24 @@ class RetryWriter:
         if self._uploader is None or self._unmerged < self.merging.fan_in:
             return
         self._unmerged = 0
-        plan = plan_merge(self.state, self.merging, leave=self._damaged)
+        for _ in range(LAST_LEVEL):  # what one plan makes may fill the next level
+            plan = plan_merge(self.state, self.merging, leave=self._damaged)
+            if plan is None:
+                break
+            for output in plan.outputs:
+                self._merge(output)
+
+    def _merge(self, output: MergeOutput) -> None:
+        assert self._uploader is not None
         merger = Merger(self._uploader, self._store, self._prefix, lambda _size: None, packer=None)
-        for output in plan.outputs if plan is not None else ():
-            try:
-                made = merger.make(output, self.stop.is_set)
-            except DataError as error:
-                _LOG.error("bundles of the retry log are not merged: %s", error)
-                self._damaged |= {bundle.key for run in output.runs for bundle in run.parts.bundles}
-            else:
-                if made is not None:
-                    self._append([made.action()])
+        try:
+            made = merger.make(output, self.stop.is_set)
+        except DataError as error:
+            _LOG.error("bundles of the retry log are not merged: %s", error)
+            self._damaged |= {bundle.key for run in output.runs for bundle in run.parts.bundles}
+        else:
+            if made is not None:
+                self._append([made.action()])
 
     def tidy(self, kept_ms: int) -> bool:
         """Give up whole segments that are older than that, and delete what no reader can have in hand any more.
@@ -459,8 +466,13 @@ class RetryWriter:
         some = list(islice(found, _SWEPT_AT_ONCE))
         for info in some:
             is_old = 0 <= info.modified_ms < now_ms - _GRACE_MS
-            if is_old and info.key.removeprefix(self._prefix) not in named:
-                self._store.delete(info.key)
+            if not is_old or info.key.removeprefix(self._prefix) in named:
+                continue
+            if info.key not in self._unnamed:  # who began to read before may be at it still
+                self._unnamed.add(info.key)
+                continue
+            self._store.delete(info.key)
+            self._unnamed.discard(info.key)
         self._swept_to = some[-1].key if len(some) == _SWEPT_AT_ONCE else ""
         if not self._swept_to and self._journal.write_checkpoint(force=True):
             trim_journal(self._store, self._prefix, self._journal.number)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -35,7 +36,7 @@ from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
@@ -408,16 +409,23 @@ def plan_head(store: ObjectStore, place: Place, state: TierState, number: int) -
     }
 
 
-def save_plan(path: str, plan: PlanDocument) -> None:
-    """Write a plan file, readable for people."""
-    text = json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n"
+@contextmanager
+def writing(what: str, path: str) -> Iterator[None]:
+    """Have a disk that refuses what the block writes into a file told as ``InvalidError``."""
     try:
-        write_regular(path, text.encode())
+        yield
     except OSError as error:
         advice = advice_for(error, "name a file in a directory that can be written")
         raise InvalidError(
-            f"the plan cannot be written: {error.strerror}", where=path, do=advice
+            f"the {what} cannot be written: {error.strerror}", where=path, do=advice
         ) from error
+
+
+def save_plan(path: str, plan: PlanDocument) -> None:
+    """Write a plan file, readable for people."""
+    text = json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n"
+    with writing("plan", path):
+        write_regular(path, text.encode())
     reached("plan-saved")
 
 

@@ -67,6 +67,7 @@ public final class Proxy {
         Path config = Files.createTempFile("oracle-proxy", ".json");
         Files.writeString(config, "{\"rocketMQClusterName\":\"" + options.get("cluster") + "\",\"proxyMode\":\"cluster\","
             + "\"namesrvAddr\":\"" + options.get("namesrv") + "\",\"localServeAddr\":\"127.0.0.1\","
+            + "\"grpcClientConsumerMinLongPollingTimeoutMillis\":500,"
             + "\"grpcServerPort\":" + options.get("port") + ",\"remotingListenPort\":" + options.get("remoting-port") + "}");
         ProxyStartup.main(new String[] {"-pc", config.toString()});
         OUT.println("READY");
@@ -78,8 +79,8 @@ public final class Proxy {
     }
 
     /**
-     * Receives and acknowledges until --max different ones are, or --seconds have passed; of every --refuse-th the first time not.
-     * A receive that finds nothing waits --await seconds, and a failed one ends it.
+     * Receives and acknowledges until --max different ones are, or --seconds have passed; of every --refuse-th the first time
+     * not. A receive that finds nothing waits --await seconds, and a failed one ends it.
      */
     private static void simple(Map<String, String> options) throws Exception {
         long max = Long.parseLong(options.getOrDefault("max", "1000000000"));
@@ -131,7 +132,7 @@ public final class Proxy {
         }
     }
 
-    /** A consumer gives the proxy three seconds to tell its settings when it starts, which one that has just begun may not meet. */
+    /** Starts a consumer: it gives the proxy three seconds for its first answer, which one that has just begun may not meet. */
     private static <T> T started(long until, Callable<T> start) throws Exception {
         while (true) {
             try {
