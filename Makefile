@@ -48,7 +48,7 @@ quick: .venv/.installed-test ## a minute: lint, types, the pure tests and those 
 	@$(SHARED) -q -m "not slow and not java and not go and not spark" --hypothesis-profile=quick $(PURE) $(CHANGED) $(PYTEST_ARGS)
 
 test: .venv/.installed-test system ## every test but the slow ones, with what they need (JDK, Maven, MinIO) set up first
-	@$(SHARED) -m "not slow" $(PYTEST_ARGS)
+	@$(SHARED) -m "not slow" --hypothesis-profile=short $(PYTEST_ARGS)
 
 test-all: .venv/.installed-test system ## the slow tests too
 	@requirements/system.sh chromium

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 settings.register_profile("tiered", deadline=None)  # a loaded machine is not a failure
+settings.register_profile("short", deadline=None, max_examples=40)  # of `make test`
 settings.register_profile("quick", deadline=None, max_examples=10)  # of `make quick`
 settings.load_profile("tiered")
 

@@ -30,8 +30,7 @@ def _part(text: str) -> dict[str, Any]:
 def _entry(words: str, page: str) -> dict[str, Any]:
     """A page; what leads a folder brings the folder's other pages along, in their own titles."""
     title = words[:1].upper() + words[1:]
-    leads = Path(page).name == "index.md" or page == "reference/tiered.md"
-    if not leads:
+    if page != "reference/tiered.md":
         return {title: page}
     others = sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / page).parent.glob("*.md"))
     return {title: [page, *(other for other in others if other != page)]}

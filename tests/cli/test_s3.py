@@ -58,7 +58,7 @@ def test_wrong_keys(tiered: CommandLine, minio: S3Server, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     ran = tiered("ls", url)
     assert ran.code == 3
-    assert "check the access key and its secret" in ran.error
+    assert "check the access key, its secret" in ran.error
     assert "wrong" not in ran.err
 
 

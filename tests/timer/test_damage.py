@@ -127,7 +127,10 @@ CHANGES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["one", "parts", "merged", "packed"])
+@pytest.mark.parametrize(
+    "layout",
+    ["parts", "packed", *(pytest.param(n, marks=pytest.mark.slow) for n in ("one", "merged"))],
+)
 @pytest.mark.parametrize("change", CHANGES)
 def test_damage_holds_back_its_own_messages_until_they_can_be_read(
     timers: Timers, layout: str, change: str
