@@ -24,7 +24,7 @@ def on_config(config: Any) -> None:
 
 def _part(text: str) -> dict[str, Any]:
     heading, _, body = text.partition("\n")
-    return {heading.partition(":")[0]: [_entry(*link) for link in _TO_PAGE.findall(body)]}
+    return {re.split(r":| \(", heading)[0]: [_entry(*link) for link in _TO_PAGE.findall(body)]}
 
 
 def _entry(words: str, page: str) -> dict[str, Any]:
