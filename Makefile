@@ -35,7 +35,7 @@ PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_r
 CHANGED = $(shell git diff --name-only --diff-filter=d $$(git merge-base HEAD main 2>/dev/null || echo HEAD) -- 'tests/*/test_*.py'; \
 	git ls-files --others --exclude-standard -- 'tests/*/test_*.py')
 
-.PHONY: help setup demo quick test test-all simulate torture zombies system lint format lock bench house minio localstack docs clean
+.PHONY: help setup demo quick test test-all simulate torture zombies system lint format lock bench house minio localstack docs docs-site clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,7 @@ quick: .venv/.installed-test ## under a minute: lint, types, pure tests, and tho
 	@$(SHARED) -q -m "not slow and not java and not go and not spark" --hypothesis-profile=quick $(PURE) $(CHANGED) $(PYTEST_ARGS)
 
 test: .venv/.installed-test system ## every test but the slow ones, with what they need (JDK, Maven, MinIO) set up first
-	@$(SHARED) -m "not slow" $(PYTEST_ARGS)
+	@$(SHARED) -m "not slow" --hypothesis-profile=short $(PYTEST_ARGS)
 
 test-all: .venv/.installed-test system ## the slow tests too
 	@requirements/system.sh chromium
@@ -98,9 +98,18 @@ localstack: ## LocalStack without Docker, in an environment of its own; prints t
 docs: .venv/.installed-runtime ## the generated pages of docs/ again
 	@$(BIN)/python -m tiered.cli.docs
 
+docs-site: .tools/site/.installed ## the documentation as a site, in build/site; a broken link or a page that docs/index.md lacks fails
+	@NO_MKDOCS_2_WARNING=1 .tools/site/bin/mkdocs build --strict --config-file docs/site/mkdocs.yml
+
 clean: ## removes .venv, .tools and every cache in the checkout
 	rm -rf .venv .tools dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed-%: requirements/%.txt $(INSTALL)
 	@requirements/install.sh $*
+
+.tools/site/.installed: requirements/site.txt
+	rm -rf $(@D)
+	$$(requirements/python.sh) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	touch $@

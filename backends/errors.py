@@ -104,3 +104,10 @@ class ForkedError(BackendError):
 
 class ConfigurationError(BackendError, ValueError):
     """The URL or an option names nothing that can be opened. Nothing was tried on the network."""
+
+
+def web_advice(url: str) -> str:
+    """What to do about a web address that is not a tier: mostly that of an S3 server; empty for other URLs."""
+    if not url.startswith(("http://", "https://")):
+        return ""
+    return "give the tier as s3://bucket/prefix, and the address of an S3 server as --endpoint-url"

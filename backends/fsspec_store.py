@@ -44,6 +44,7 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
     UnsupportedError,
+    web_advice,
 )
 
 if TYPE_CHECKING:
@@ -254,7 +255,9 @@ class FsspecStore:
             raise PermissionDeniedError(f"refused: {self._where(key)}") from error
         except Exception as error:
             kind = UnknownOutcomeError if write else UnavailableError
-            raise kind(f"{type(error).__name__}: {error} ({self._where(key)})") from error
+            made = kind(f"{type(error).__name__}: {error} ({self._where(key)})")
+            made.do = web_advice(self.url)
+            raise made from error
 
 
 def _info(key: str, info: dict[str, Any]) -> ObjectInfo:

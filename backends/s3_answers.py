@@ -46,23 +46,19 @@ class Refusal(NamedTuple):
 
 
 _SILENT: Final = "did not answer"
-_PASSES: Final = "it is tried again; if it lasts, see to the server"
-_KEYS: Final = "check the access key and its secret, and that they are for this endpoint"
+_PASSES: Final = "it is tried again; if it persists, check the server"
+_KEYS: Final = "check the access key, its secret, and the endpoint they are for"
 _RENEW: Final = "renew the credentials"
-_ACCOUNT: Final = "ask the people who run the store about the account"
-_CLOCK: Final = "set the clock of this machine (NTP)"
+_ACCOUNT: Final = "ask the store's operators about the account"
+_CLOCK: Final = "set this machine's clock (NTP)"
 _KMS: Final = (
-    "see to the key with which the bucket encrypts: it must exist in this region, be enabled, and be allowed to these"
-    " credentials (kms:GenerateDataKey to write, kms:Decrypt to read)"
+    "check the bucket's encryption key: it must exist in this region, be enabled, and allow these credentials"
+    " kms:GenerateDataKey (to write) and kms:Decrypt (to read)"
 )
-_REGION: Final = "name the bucket's region with --region, or its server with --endpoint-url"
+_REGION: Final = "set the bucket's region (--region) or server (--endpoint-url)"
 _NAME: Final = "check the bucket's name in the URL, and --path-style or --virtual-host"
-_API: Final = (
-    "check that the endpoint is the S3 API of a server that can do this (`tiered doctor` tries)"
-)
-_OTHER: Final = (
-    "check the endpoint's address, and what stands before it (a proxy, a login page, a balancer)"
-)
+_API: Final = "check that the endpoint is an S3 API that supports this (`tiered doctor` tries)"
+_OTHER: Final = "check the endpoint's address, and any proxy, login page or balancer in front of it"
 
 NO_SUCH_BUCKET: Final = "NoSuchBucket"
 FOREIGN: Final = "NotS3"
@@ -82,7 +78,7 @@ _MEANINGS: Final = (
     ("InvalidAccessKeyId", Refusal(*_DENIED, "does not know the access key", _KEYS)),
     ("SignatureDoesNotMatch", Refusal(
         *_DENIED, "says that the signature does not match",
-        f"{_KEYS}; a proxy that changes host or headers breaks it, too",
+        f"{_KEYS}; proxies that change host or headers break it too",
     )),
     ("ExpiredToken TokenRefreshRequired", Refusal(*_DENIED, "says that the credentials have expired", _RENEW)),
     ("InvalidToken", Refusal(*_DENIED, "does not accept the session token", _RENEW)),
@@ -97,17 +93,17 @@ _MEANINGS: Final = (
     # What it does with objects
     ("InvalidObjectState", Refusal(
         RefusedError, ARCHIVED, "has moved the object to an archive class",
-        "restore the object there (RestoreObject), and let no lifecycle rule move objects of the tier",
+        "restore it (RestoreObject); no lifecycle rule may move objects of the tier",
     )),
-    ("KMS.ThrottlingException", Refusal(UnavailableError, ENCRYPTION, "is slowed down by its key service", _PASSES)),
-    ("InvalidEncryptionAlgorithmError", Refusal(RefusedError, ENCRYPTION, "does not encrypt so", _KMS)),
+    ("KMS.ThrottlingException", Refusal(UnavailableError, ENCRYPTION, "is throttled by its key service", _PASSES)),
+    ("InvalidEncryptionAlgorithmError", Refusal(RefusedError, ENCRYPTION, "does not support this encryption", _KMS)),
     ("KeyTooLongError", Refusal(*_BAD_NAME, "use a shorter prefix in the URL")),
     ("XMinioInvalidObjectName XMinioInvalidResourceName", Refusal(*_BAD_NAME, "use another prefix in the URL")),
-    ("ObjectParentIsFile", Refusal(*_BAD_NAME, "use another prefix in the URL: an object has its name")),
+    ("ObjectParentIsFile", Refusal(*_BAD_NAME, "use another prefix in the URL: an object has this name")),
     ("EntityTooLarge", Refusal(
-        *_SET_WRONG, "takes no object of this size in one request", "make smaller ones (--bundle-size)"
+        *_SET_WRONG, "does not accept an object of this size in one request", "use a smaller --bundle-size"
     )),
-    ("InvalidStorageClass", Refusal(*_SET_WRONG, "has no such storage class", "leave the header out")),
+    ("InvalidStorageClass", Refusal(*_SET_WRONG, "has no such storage class", "remove the header")),
     # Room
     ("XMinioStorageFull InsufficientStorage", Refusal(StoreFullError, FULL, "", "make room")),
     ("XMinioAdminBucketQuotaExceeded QuotaExceeded", Refusal(
@@ -115,7 +111,7 @@ _MEANINGS: Final = (
     )),
     # Where the bucket is
     (NO_SUCH_BUCKET, Refusal(
-        ObjectNotFoundError, SETTINGS, "has no such bucket", "check the URL, or make the bucket"
+        ObjectNotFoundError, SETTINGS, "has no such bucket", "check the URL, or create the bucket"
     )),
     ("InvalidBucketName", Refusal(*_SET_WRONG, "does not accept the bucket's name", _NAME)),
     ("InvalidBucketState", Refusal(*_SET_WRONG, "has the bucket in a state that does not allow this", _API)),
@@ -124,7 +120,7 @@ _MEANINGS: Final = (
         Refusal(*_SET_WRONG, "has the bucket in another region than the one set", _REGION),
     ),
     ("AuthorizationQueryParametersError", Refusal(*_SET_WRONG, "does not accept the signature's form", _REGION)),
-    ("TemporaryRedirect", Refusal(*_PASSING, "moves the bucket just now", _PASSES)),
+    ("TemporaryRedirect", Refusal(*_PASSING, "is moving the bucket", _PASSES)),
     # What it can
     ("InvalidRequest InvalidArgument", Refusal(*_SET_WRONG, "does not accept the request", _API)),
     ("InvalidDigest", Refusal(*_SET_WRONG, "does not accept the checksum", _API)),
@@ -136,14 +132,14 @@ _MEANINGS: Final = (
     ("SlowDown SlowDownRead SlowDownWrite TooManyRequests", _SLOW),
     ("Throttling ThrottlingException RequestLimitExceeded BandwidthLimitExceeded", _SLOW),
     ("ServiceUnavailable OperationAborted ConditionalRequestConflict", Refusal(*_PASSING, "", _PASSES)),
-    ("RequestTimeout", Refusal(*_PASSING, "has waited for the request's bytes in vain", _PASSES)),
-    ("IncompleteBody", Refusal(*_PASSING, "has not got the whole request", _PASSES)),
+    ("RequestTimeout", Refusal(*_PASSING, "waited in vain for the request's bytes", _PASSES)),
+    ("IncompleteBody", Refusal(*_PASSING, "received only part of the request", _PASSES)),
     ("BadDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch", Refusal(
-        *_PASSING, "has got other bytes than were sent", _PASSES
+        *_PASSING, "received other bytes than were sent", _PASSES
     )),
     ("XMinioServerNotInitialized", Refusal(*_PASSING, "is starting", _PASSES)),
     (FOREIGN, Refusal(UnavailableError, SETTINGS, "answers, but not as an S3 server does", _OTHER)),
-    (CUT, Refusal(*_PASSING, "gives listings that are not whole", _OTHER)),
+    (CUT, Refusal(*_PASSING, "returns incomplete listings", _OTHER)),
 )  # fmt: skip
 """Codes, and what they mean."""
 _BY_CODE: Final = {code: meaning for codes, meaning in _MEANINGS for code in codes.split()}
@@ -157,7 +153,7 @@ _BY_STATUS: Final[Mapping[int, Refusal]] = {
     403: _BY_CODE["AccessDenied"],
     404: Refusal(ObjectNotFoundError, "", "", "check the URL"),
     405: _BY_CODE["MethodNotAllowed"],
-    407: Refusal(PermissionDeniedError, PERMISSION, "is behind a proxy that wants credentials", "see to the proxy"),
+    407: Refusal(PermissionDeniedError, PERMISSION, "is behind a proxy that wants credentials", "check the proxy"),
     411: _BY_CODE["MissingContentLength"],
     413: _BY_CODE["EntityTooLarge"],
     416: Refusal(InvalidRangeError, "", "", ""),

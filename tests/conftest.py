@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 settings.register_profile("tiered", deadline=None)  # a loaded machine is not a failure
+settings.register_profile("short", deadline=None, max_examples=40)  # of `make test`
 settings.register_profile("quick", deadline=None, max_examples=10)  # of `make quick`
 settings.load_profile("tiered")
 
@@ -57,6 +58,13 @@ def pytest_collection_finish() -> None:
     """The thousands of tests stay until the end, so the garbage collector need not go over them each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    """A socket or a file that a module's tests leave open fails them, not whoever runs when it is collected."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """Named moments at which a test can end the process as a crash would: with nothing flushed, freed or told.
 
 ``TIERED_CRASH_POINT=entry-put`` ends the process when that point is reached, ``entry-put:3`` when it is reached for the
-third time. Without the variable a point costs one comparison. docs/durability.md says of each what it leaves and what
-recovery does; a test holds that table against the code.
+third time. Without the variable a point costs one comparison. tests/torture/README.md says of each
+what recovery does; a test compares that table with the code.
 """
 
 from __future__ import annotations

@@ -129,4 +129,16 @@ def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """The known word that was most likely meant, for advice; "" when none is as like as that (1: the same)."""
     import difflib  # noqa: PLC0415 (start-up loads only what is needed)
 
-    return next(iter(difflib.get_close_matches(word, sorted(known), 1, likeness)), "")
+    folded = {one.casefold(): one for one in sorted(known)}
+    found = difflib.get_close_matches(word.casefold(), folded, 1, likeness)
+    return folded[found[0]] if found else ""
+
+
+def no_topic(topic: str, known: Iterable[str], *, where: str) -> InvalidError:
+    """The error of a topic that a tier has not; with the name that was most likely meant."""
+    near = nearest(topic, known)
+    return InvalidError(
+        f"the tier has no topic {topic}",
+        where=where,
+        do=f"did you mean {near!r}?" if near else "`tiered ls URL` lists the topics",
+    )

@@ -62,45 +62,48 @@ _COMMIT_BUCKETS_S = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900
 
 PROCESS_METRICS: tuple[Metric, ...] = (
     Metric(
-        "tiered_build_info", _G, "1; its labels say which version this is.", ("version", "python")
+        "tiered_build_info",
+        _G,
+        "Always 1; the labels say which version runs.",
+        ("version", "python"),
     ),
-    Metric("process_cpu_seconds_total", _C, "Processor time that the process took."),
-    Metric("process_resident_memory_bytes", _G, "Memory of the whole process."),
-    Metric("process_virtual_memory_bytes", _G, "Its address space."),
-    Metric("process_open_fds", _G, "Open files and sockets."),
-    Metric("process_max_fds", _G, "Their limit."),
-    Metric("process_start_time_seconds", _G, "When it began, Unix time."),
+    Metric("process_cpu_seconds_total", _C, "CPU time used."),
+    Metric("process_resident_memory_bytes", _G, "Resident memory."),
+    Metric("process_virtual_memory_bytes", _G, "Virtual memory."),
+    Metric("process_open_fds", _G, "Open file descriptors."),
+    Metric("process_max_fds", _G, "Limit of open file descriptors."),
+    Metric("process_start_time_seconds", _G, "Start of the process, Unix time."),
 )
 """Of every process that serves metrics."""
 
 METRICS: tuple[Metric, ...] = (
-    Metric("tiered_up", _G, "1 while messages are tiered, 0 when this process has given up."),
+    Metric("tiered_up", _G, "1 while messages are tiered, 0 once this process has given up."),
     Metric(
-        "tiered_lag_messages", _G, "Messages committed locally and not yet in the tier.", ("topic",)
+        "tiered_lag_messages", _G, "Messages committed locally but not yet in the tier.", ("topic",)
     ),
-    Metric("tiered_lag_bytes", _G, "Bytes of their records.", ("topic",)),
+    Metric("tiered_lag_bytes", _G, "Their size.", ("topic",)),
     Metric(
         "tiered_lag_seconds",
         _G,
-        "Age of the oldest of them, the greatest of the topic's queues. Alert on this one: normal is"
-        " about the freshness.",
+        "Age of the oldest such message, over all queues of the topic. Normal: about the freshness. Alert on"
+        " it.",
         ("topic",),
     ),
     Metric(
         "tiered_waiting_records",
         _G,
-        "Records in the store that are not proven committed; they are looked at again.",
+        "Pending records: not proven committed; checked again later.",
     ),
-    Metric("tiered_waiting_bytes", _G, "Their bytes, as far as known."),
+    Metric("tiered_waiting_bytes", _G, "Their size, as far as known."),
     Metric("tiered_committed_messages_total", _C, "Queue offsets made durable, holes included."),
     Metric("tiered_committed_bytes_total", _C, "Bytes of records made durable."),
-    Metric("tiered_parts_total", _C, "Parts committed: what one round took of one queue."),
-    Metric("tiered_bundles_total", _C, "Bundles that they lie in, each one object."),
-    Metric("tiered_rounds_total", _C, "Journal entries that made parts durable."),
+    Metric("tiered_parts_total", _C, "Parts committed (what one round took of one queue)."),
+    Metric("tiered_bundles_total", _C, "Objects that hold these parts."),
+    Metric("tiered_rounds_total", _C, "Journal entries that committed parts."),
     Metric(
         "tiered_commit_seconds",
         _H,
-        "From when the oldest message of a journal entry was read to when the entry was durable: normal is up to the"
+        "From reading the oldest message of a journal entry until the entry is durable. Normal: up to the"
         " freshness and an upload.",
         (),
         _COMMIT_BUCKETS_S,
@@ -108,23 +111,25 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_unmirrored_checkpoints_total",
         _C,
-        "Checkpoints without a second copy below meta/journal/; a lost journal would be rebuilt from an older one.",
+        "Checkpoints without a copy in meta/journal/: a lost journal would be rebuilt from an older one.",
     ),
     Metric("tiered_epoch", _G, "Epoch of this writer."),
     Metric(
-        "tiered_requests_total", _C, "Requests to the object store, failed ones too.", ("kind",)
+        "tiered_requests_total",
+        _C,
+        "Requests to the object store, failed ones included.",
+        ("kind",),
     ),
     Metric(
         "tiered_request_errors_total",
         _C,
-        "Requests that failed, by class of the error. Answers that are asked for (an object that is not there yet or is"
-        " there already, another version) are none.",
+        "Failed requests, by class of the error. Expected answers (not there yet, already there) do not count.",
         ("kind", "error"),
     ),
     Metric(
         "tiered_request_seconds",
         _H,
-        "How long requests to the object store took, failed ones too; of a listing, its first page.",
+        "Duration of requests, failed ones included; of a listing, its first page.",
         ("kind",),
         _REQUEST_BUCKETS_S,
     ),
@@ -132,267 +137,268 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_request_dollars_total",
         _C,
-        "About what the requests cost at list prices, in US dollars; storage is not in it.",
+        "Approximate cost of the requests at list prices, in US dollars, without storage.",
     ),
     Metric(
         "tiered_request_retries_total",
         _C,
-        "Requests made again because one failed: reads, listings and the lease. Uploads and journal entries have"
-        " their own retry counters and are not included.",
+        "Retried reads, listings and lease requests; uploads and journal writes have their own counters.",
     ),
     Metric(
         "tiered_upload_failures_total",
         _C,
-        "Uploads that failed or whose outcome is unknown; each is made again as another object.",
+        "Uploads that failed or whose outcome is unknown; each is repeated as another object.",
     ),
     Metric(
         "tiered_file_switches_total",
         _C,
-        "Segments begun anew after a failed upload (Non-StopWrite).",
+        "Segments rolled after a failed upload (Non-StopWrite).",
     ),
     Metric(
         "tiered_store_trouble_seconds",
         _G,
-        "How long the object store has not done what it was asked, by reason: `permission` (keys or policy), `clock`"
-        " (this machine's), `encryption` (the key service), `archived` (objects moved to an archive class), `settings`"
-        " (bucket, region, endpoint), `full`, `trust` (its certificate), `unreachable`, `failing`; 0 when that does not"
-        " hold. Tiering goes on by itself when"
-        " it ends.",
+        "How long the object store has refused or failed, by reason: `permission` (keys or policy), `clock`"
+        " (this machine's), `encryption` (key service), `archived` (objects moved to an archive class),"
+        " `settings` (bucket, region, endpoint), `full`, `trust` (certificate), `unreachable`, `failing`;"
+        " else 0. Tiering continues by itself.",
         ("reason",),
     ),
     Metric(
         "tiered_silent_seconds",
         _G,
-        "How long nothing could be uploaded although there was something to upload.",
+        "How long no upload has succeeded while there was something to upload.",
     ),
     Metric(
         "tiered_lock_misses_total",
         _C,
-        "Batches that dispatch left to compensation because their queue was busy.",
+        "Batches left to compensation because their queue was busy.",
     ),
-    Metric("tiered_compensated_total", _C, "Batches that compensation read from the local store."),
+    Metric(
+        "tiered_compensated_total", _C, "Batches that compensation read from the broker's store."
+    ),
     Metric(
         "tiered_sealed_segments_total",
         _C,
-        "Open segments that were sealed though nothing came behind them: old or full ones, and on request (`--seal`).",
+        "Open segments sealed because they were old or full, or on request (`--seal`).",
     ),
     Metric("tiered_compaction_passes_total", _C, "Passes of `attach --compact` over queues."),
     Metric(
         "tiered_compaction_failures_total",
         _C,
-        "Rounds of compaction that ended with an error; the log says why, and each is tried again.",
+        "Failed compaction rounds; the log says why. They are retried.",
     ),
-    Metric("tiered_compaction_seconds_total", _C, "Time that rounds of compaction took."),
+    Metric("tiered_compaction_seconds_total", _C, "Duration of compaction rounds."),
     Metric(
         "tiered_compaction_gone_messages_total",
         _C,
-        "Messages that newer ones of their key have replaced.",
+        "Messages replaced by newer ones of the same key.",
     ),
-    Metric("tiered_compaction_rewritten_bytes_total", _C, "Bytes of records written again."),
-    Metric("tiered_compaction_keys", _G, "Distinct keys that the last round looked at."),
+    Metric("tiered_compaction_rewritten_bytes_total", _C, "Bytes of records rewritten."),
+    Metric("tiered_compaction_keys", _G, "Distinct keys in the last round."),
     Metric(
         "tiered_compaction_map_use_ratio",
         _G,
-        "Keys of the last round's largest queue per what the map holds; above 1 a queue is read several times.",
+        "Keys of the last round's largest queue relative to the map's capacity; above 1 a queue is read"
+        " several times.",
     ),
     Metric(
         "tiered_compaction_dirty_ratio",
         _G,
-        "The greatest share of a queue that is new, after the last round; above --dirty-ratio it waits to be compacted.",
+        "Largest share of new data in a queue after the last round; above --dirty-ratio it is due.",
     ),
     Metric(
         "tiered_compaction_last_timestamp_seconds",
         _G,
-        "When the last round ended well, Unix time; 0: none did.",
+        "End of the last successful round, Unix time; 0: none.",
     ),
-    Metric("tiered_merged_bundles_total", _C, "Bundles made by merging."),
-    Metric("tiered_merged_parts_total", _C, "Parts that were gathered into these."),
+    Metric("tiered_merged_bundles_total", _C, "Objects made by merging."),
+    Metric("tiered_merged_parts_total", _C, "Parts merged into these."),
     Metric(
         "tiered_merged_bytes_total",
         _C,
-        "Bytes of those, records and index, before compression. Beside `tiered_committed_bytes_total` they say how often"
-        " a byte is rewritten.",
+        "Bytes merged, before compression. Relative to `tiered_committed_bytes_total`: write amplification.",
     ),
-    Metric("tiered_merged_stored_bytes_total", _C, "Bytes of the bundles made of them."),
+    Metric("tiered_merged_stored_bytes_total", _C, "Bytes of the objects made."),
     Metric(
         "tiered_merge_retries_total",
         _C,
-        "Tries of merging that the store did not carry out; each is tried again.",
+        "Failed merges; they are retried.",
     ),
     Metric(
         "tiered_unmergeable_bundles_total",
         _C,
-        "Bundles left as they are, because something in them is damaged or gone. Above 0 run `tiered verify"
-        " --deep`.",
+        "Objects not merged because something in them is damaged or gone. Above 0 run `tiered verify --deep`.",
     ),
-    Metric("tiered_index_objects_total", _C, "Objects of the key index made and named."),
+    Metric("tiered_index_objects_total", _C, "Key index objects made."),
     Metric("tiered_index_keys_total", _C, "Keys in them."),
-    Metric("tiered_index_bytes_total", _C, "Their bytes."),
+    Metric("tiered_index_bytes_total", _C, "Their size."),
     Metric(
         "tiered_index_waiting_messages",
         _G,
-        "Messages in the tier whose keys are neither indexed nor collected.",
+        "Messages in the tier that the key index has not read yet.",
     ),
-    Metric("tiered_index_failures_total", _C, "Tries of the key index that failed."),
+    Metric("tiered_index_failures_total", _C, "Failures of the key index."),
     Metric(
-        "tiered_timers_up", _G, "Of attach --timers: 1 while timers are taken, 0 while it fails."
+        "tiered_timers_up",
+        _G,
+        "`attach --timers`: 1 while timers are imported, 0 while that fails.",
     ),
     Metric(
         "tiered_timers_oldest_seconds",
         _G,
-        "Age of the oldest record of the timer topics that is neither in the tier nor known to stay with the broker. Alert.",
+        "Age of the oldest timer record neither imported nor known to stay with the broker. Alert on it.",
     ),
-    Metric("tiered_timers_waiting_records", _G, "How many such records there are."),
-    Metric("tiered_timers_taken_total", _C, "Timers taken into the tier."),
+    Metric("tiered_timers_waiting_records", _G, "Number of such records."),
+    Metric("tiered_timers_taken_total", _C, "Timers imported into the tier."),
     Metric(
         "tiered_gaps_total",
         _C,
-        "Gaps recorded because local retention was faster. Above 0 messages are lost to the tier.",
+        "Gaps: the broker deleted messages before they were tiered. Above 0 they are lost.",
     ),
     Metric(
         "tiered_truncated_total",
         _C,
-        "Times that a queue was ended at an earlier offset, because the broker has other messages from there on"
-        " (power failure, another master, a backup). Above 0 a person should know why.",
+        "Queues truncated because the broker has other messages from some offset on. Above 0 find out why.",
     ),
     Metric(
         "tiered_begun_anew_total",
         _C,
-        "Times that a queue began anew, because the broker has nothing of its history any more (its topic was"
-        " deleted and created again).",
+        "Queues restarted because their topic was deleted and recreated.",
     ),
     Metric(
         "tiered_ahead_queues",
         _G,
-        "Queues of which the tier has more than the local store, and nothing else: a copy that lags, or a topic"
-        " that was cut. It is looked at again when it grows.",
+        "Queues in which the tier is ahead of the broker's store and nothing contradicts it: a lagging"
+        " replica, or a truncated topic.",
     ),
     Metric(
         "tiered_quarantined_records_total",
         _C,
-        "Damaged local records put into quarantine. Above 0 a person should look at the disk.",
+        "Damaged records of the broker's store put into quarantine. Above 0 check the disk.",
     ),
     Metric(
         "tiered_missing_messages_total",
         _C,
-        "Queue offsets of which the local store should have a message, and has nothing. Above 0 a person should look.",
+        "Queue offsets for which the broker's store has no message. Above 0 find out why.",
     ),
     Metric("tiered_buffer_bytes", _G, "Memory held for records and uploads."),
     Metric("tiered_buffer_bytes_max", _G, "Its limit; at it, following pauses."),
 )
 
 MOUNT_METRICS: tuple[Metric, ...] = (
-    Metric("tiered_mount_up", _G, "1 while clients are served and the tier can be looked at."),
-    Metric("tiered_mount_connections", _G, "Connections of clients."),
+    Metric("tiered_mount_up", _G, "1 while clients are served and the tier can be read."),
+    Metric("tiered_mount_connections", _G, "Client connections."),
     Metric(
-        "tiered_mount_refused_connections_total", _C, "Connections refused: there were too many."
+        "tiered_mount_refused_connections_total",
+        _C,
+        "Connections refused because there were too many.",
     ),
     Metric(
         "tiered_mount_dropped_connections_total",
         _C,
-        "Connections ended for what the client did: `frame` (no frame of this protocol), `silence`, `slow` (takes no"
-        " answers), `cut` (within a frame), `network`.",
+        "Connections closed because of the client: `frame` (invalid), `silence`, `slow` (does not read),"
+        " `cut` (within a frame), `network`.",
         ("reason",),
     ),
-    Metric("tiered_mount_requests_total", _C, "Requests of clients, by name.", ("request",)),
+    Metric("tiered_mount_requests_total", _C, "Client requests, by name.", ("request",)),
     Metric(
         "tiered_mount_denied_requests_total",
         _C,
-        "Requests refused by the rules of access (`--acl`): `unsigned` (no access key), `unknown` (nobody's access key, or a"
-        " disabled user), `signature` (a wrong one), `permission`.",
+        "Requests refused by access rules (`--acl`): `unsigned`, `unknown` (access key, or a disabled user),"
+        " `signature`, `permission`.",
         ("reason",),
     ),
     Metric(
         "tiered_mount_rules_trouble",
         _G,
-        "1 while the files of `--acl` have changed and cannot be read: the rules before stay in force.",
+        "1 while changed `--acl` files cannot be read; the previous rules stay in force.",
     ),
     Metric(
         "tiered_mount_request_seconds",
         _H,
-        "From a request to its answer; the time that a request is held counts.",
+        "From a request to its answer, time held included.",
         ("request",),
         _REQUEST_BUCKETS_S,
     ),
     Metric(
         "tiered_mount_answers_total",
         _C,
-        "Answers, by the name of their code; `other`: no code of ours, passed on from a consumer.",
+        "Answers, by code; `other`: passed on from a consumer.",
         ("code",),
     ),
     Metric("tiered_mount_sent_bytes_total", _C, "Bytes of answers."),
     Metric(
         "tiered_mount_pulls_total",
         _C,
-        "Pulls by how the read ended. `TRY_AGAIN`: the tier did not answer; `OFFSET_FOUND_NULL`: it is damaged there.",
+        "Pulls by result. `TRY_AGAIN`: the tier did not answer; `OFFSET_FOUND_NULL`: damaged there.",
         ("status",),
     ),
     Metric(
         "tiered_mount_skipped_messages_total",
         _C,
-        "Queue offsets passed over since they hold no message: recorded gaps and damaged records, not what was compacted.",
+        "Queue offsets skipped because of gaps and damaged records, not compaction.",
     ),
     Metric(
         "tiered_mount_read_bytes_total",
         _C,
-        "Bytes of records given out, by where they were read: `tier`, or `local`, the broker's store beside a replica.",
+        "Bytes of records served, by source: `tier`, or `local` (the broker's store beside a replica).",
         ("side",),
     ),
     Metric(
         "tiered_mount_replica_handed_back_total",
         _C,
-        "Pulls at a replica that were sent to the master.",
+        "Pulls that a replica sent to the master.",
     ),
     Metric(
         "tiered_mount_replica_passed_on_total",
         _C,
-        "Requests that a replica had the master answer.",
+        "Requests that a replica forwarded to the master.",
     ),
     Metric(
         "tiered_mount_replica_master_known",
         _G,
-        "1 while a name server knows the master of a replica.",
+        "1 while a name server knows the replica's master.",
     ),
-    Metric("tiered_mount_held_requests", _G, "Requests held at the end of a queue (long polling)."),
-    Metric("tiered_mount_held_pops", _G, "Pops held until there is a message (long polling)."),
+    Metric("tiered_mount_held_requests", _G, "Pulls held at the end of a queue (long polling)."),
+    Metric("tiered_mount_held_pops", _G, "Pops held (long polling)."),
     Metric(
         "tiered_mount_popped_messages_in_flight",
         _G,
-        "Messages that were popped and not acknowledged, as last counted.",
+        "Messages popped but not acknowledged, as last counted.",
     ),
-    Metric("tiered_mount_in_flight_bytes", _G, "Bytes of requests and answers under way."),
+    Metric("tiered_mount_in_flight_bytes", _G, "Bytes of requests and answers in progress."),
     Metric("tiered_mount_groups", _G, "Groups with consumers here."),
-    Metric("tiered_mount_consumers", _G, "Consumers, one for each group that a client is in."),
-    Metric("tiered_mount_topics", _G, "Topics that are served."),
+    Metric("tiered_mount_consumers", _G, "Consumers, one per group and client."),
+    Metric("tiered_mount_topics", _G, "Topics served."),
     Metric(
         "tiered_mount_snapshots_total",
         _C,
-        "Snapshots of consumers' offsets that are kept in the tier.",
+        "Snapshots of consumer offsets written to the tier.",
     ),
     Metric(
         "tiered_mount_keeps_offsets",
         _G,
-        "0 while the store takes no offsets of consumers or does not renew the mount's lease: offsets are in memory alone.",
+        "0 while consumer offsets are only in memory: the object store refuses them, or the mount's lease.",
     ),
     Metric(
         "tiered_mount_sent_back_total",
         _C,
-        "Messages that consumers sent back and that are kept in the retry log.",
+        "Messages that consumers sent back, kept in the retry log.",
     ),
     Metric(
         "tiered_mount_given_again_total",
         _C,
-        "Of these, put into retry topics when their time had come.",
+        "Of these, delivered to retry topics.",
     ),
     Metric(
         "tiered_mount_pending_retries",
         _G,
-        "Messages of the retry log that wait for their time, or to be kept.",
+        "Messages of the retry log not yet due or not yet durable.",
     ),
     Metric(
         "tiered_mount_name_servers",
         _G,
-        "1 while registered with a name server, 0 while it does not answer or refuses.",
+        "1 while registered with this name server, else 0.",
         ("address",),
     ),
     *(
@@ -415,17 +421,17 @@ BROKER = "broker"
 """The label that tells a fleet's mounts apart."""
 
 _OF_A_MEMBER: tuple[Metric, ...] = (
-    Metric("tiered_fleet_members", _G, "Members of the fleet that live, as this one sees it."),
-    Metric("tiered_fleet_brokers", _G, "Brokers that are this member's to mount."),
+    Metric("tiered_fleet_members", _G, "Live members of the fleet, as this one sees it."),
+    Metric("tiered_fleet_brokers", _G, "Brokers assigned to this member."),
     Metric(
         "tiered_fleet_failed_brokers",
         _G,
-        "Those of them that could not be mounted, or ended by themselves; they are tried again. The log says why.",
+        "Of these, not mounted or ended; they are retried, and the log says why.",
     ),
     Metric(
         "tiered_fleet_living_brokers",
         _G,
-        "Those of them that were not decommissioned, and are left alone.",
+        "Of these, not decommissioned, and left alone.",
     ),
 )
 
@@ -437,53 +443,55 @@ FLEET_METRICS: tuple[Metric, ...] = (
 
 
 TIMER_METRICS: tuple[Metric, ...] = (
-    Metric("tiered_timer_up", _G, "1 while timers are handed over, 0 while tier or target fail."),
+    Metric("tiered_timer_up", _G, "1 while timers are delivered, 0 while tier or target fail."),
     Metric(
         "tiered_timer_pending_messages",
         _G,
-        "Items of hourly files that are not handed over, delete marks among them.",
+        "Timers not yet handed over, cancellations included.",
     ),
-    Metric("tiered_timer_pending_hours", _G, "Hours that have such."),
+    Metric("tiered_timer_pending_hours", _G, "Hours that hold them."),
     Metric(
         "tiered_timer_next_due_seconds",
         _G,
-        "Until the first hour that has such begins; below 0: it has begun. Alert when it is far below.",
+        "Time until the first such hour; negative: it has begun. Alert when far below 0.",
     ),
     Metric(
         "tiered_timer_waiting_messages",
         _G,
-        "Messages that the target's own wheel holds: they are handed over, and not due yet.",
+        "Handed over, not yet due: held by the target's timer wheel.",
     ),
     Metric(
         "tiered_timer_lateness_seconds",
         _G,
-        "By how much the latest message was delivered late by the target's own wheel, since the start.",
+        "Greatest lateness of a delivery by the target's wheel since the start.",
     ),
     Metric("tiered_timer_handed_messages_total", _C, "Messages handed over."),
     Metric(
         "tiered_timer_found_messages_total",
         _C,
-        "Messages of an interrupted batch that the target had already.",
+        "Messages of an interrupted batch that the target already had.",
     ),
     Metric("tiered_timer_refused_messages_total", _C, "Messages that the target refuses for good."),
     Metric(
         "tiered_timer_missing_messages_total",
         _C,
-        "Messages that the file of their hour has lost, or the target's own store now that they are due.",
+        "Messages lost from their hour's file, or from the target's store.",
     ),
     Metric(
         "tiered_timer_held_messages",
         _G,
-        "Messages that are held back, since their block is damaged. Above 0 a person should repair the timers' objects.",
+        "Messages held back because their block is damaged. Above 0 repair the timers' objects.",
     ),
     Metric(
-        "tiered_timer_dropped_messages_total", _C, "Delete marks, and messages that were cancelled."
+        "tiered_timer_dropped_messages_total",
+        _C,
+        "Cancellations, and messages that were cancelled.",
     ),
-    Metric("tiered_timer_retries_total", _C, "Batches that had to be given again."),
+    Metric("tiered_timer_retries_total", _C, "Batches sent again."),
     Metric(
         "tiered_timer_delivered_messages_total",
         _C,
-        "Messages that the target's own wheel delivered.",
+        "Messages delivered by the target's wheel.",
     ),
     *(
         metric

@@ -1,4 +1,4 @@
-"""Long-delay messages in hourly files of the tier: what is due much later leaves the broker's disk, and comes back in time.
+"""Long-delay messages in hourly files of the tier: they leave the broker's disk and return in time.
 
 ``enqueue`` decides what is taken from a local store, ``files`` holds the hourly files, ``writer`` makes them durable,
 ``dequeue`` reads them in due order, ``handover`` gives them back, ``wheel`` delivers what is near.

@@ -1,4 +1,4 @@
-"""For tests of stores and of what uses them; ships with the package so that others can hold a store to it.
+"""Tests for object stores and their users; shipped, so that others can test a store of theirs.
 
 ``contract`` is the suite every ``ObjectStore`` passes; ``faulty`` makes any store fail by rule.
 """

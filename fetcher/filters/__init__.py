@@ -1,6 +1,6 @@
 """Filters: which messages of a topic a reader wants, by tags or by an SQL92 expression, exactly as RocketMQ decides.
 
-``compile_filter`` turns an expression into a ``Filter``; docs/filters.md is the language. A compiled filter is
+``compile_filter`` turns an expression into a ``Filter``; docs/reading.md is the language. A compiled filter is
 immutable and may be used by any number of threads. It does no I/O, asks no clock and retries nothing.
 """
 

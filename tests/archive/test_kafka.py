@@ -548,6 +548,7 @@ def test_spark_finds_it(  # noqa: PLR0917 (fixtures)
     assert by_spark(session.read.parquet(str(tmp_path / "out"))) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_spark_makes_the_same_archive(

@@ -59,6 +59,7 @@ def queue(number: int) -> ArchiveQueue:
 # -- planning --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "queues", [1000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
@@ -125,6 +126,7 @@ def again(found: OffsetRanges) -> OffsetRanges:
     return OffsetRanges([SavedRun(run.data) for run in found.runs])
 
 
+@pytest.mark.slow
 @given(OPERATIONS)
 def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> None:
     """Whether they are joined at once, later or never."""
@@ -193,6 +195,7 @@ def test_a_run_that_was_joined_is_held_no_longer() -> None:
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each offset range is written a logarithm of times, and few shards say all of it."""
     monkeypatch.setattr("tiered.archive.archived.SMALL_BYTES", 1 << 12)

@@ -82,6 +82,7 @@ def test_spark_makes_the_same_archive(
     assert here("archive", tier.url, "--to", archive_url, "--verify").good()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_spark_merges_into_the_same_files(
@@ -179,6 +180,7 @@ def desks(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_tasks_verify_and_repair_as_this_process_does(
@@ -308,6 +310,7 @@ def test_spark_reads_archive_and_tier_alike(
         session.read.format("tieredmq").option("nope", "1").load(tier.url).count()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_a_stream_tells_of_each_message_once_over_restarts(
@@ -410,6 +413,7 @@ def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         spark.require_java()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_spark_answers_the_questions_of_the_page_on_analytics(shop: Shop, session: Any) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Patches = list[Any]
-FAST = 8
+FAST = 3
 SLOW = 150
 
 

@@ -213,9 +213,33 @@ def test_a_topic_or_queue_that_is_not_there(tiered: CommandLine, basic_tier: str
         ran = tiered(command, basic_tier, "no-such-topic")
         assert ran.code == 2
         assert "no topic no-such-topic" in ran.error
+        assert "`tiered ls URL` lists the topics" in ran.error
     ran = tiered("cat", basic_tier, "orders", "--queue", "9")
     assert ran.code == 2
     assert "no queue 9, only 0-3" in ran.error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cat", "order"),
+        ("ls", "ORDERS"),
+        ("query", "oders", "--key", "k"),
+        ("delete-topic", "Orders"),
+    ],
+)
+def test_a_misspelled_topic_gets_a_suggestion(
+    words: tuple[str, ...], tiered: CommandLine, basic_tier: str
+):
+    ran = tiered(words[0], basic_tier, *words[1:])
+    assert ran.code == 2
+    assert ran.error.endswith("; did you mean 'orders'?")
+
+
+def test_the_address_of_an_s3_server_is_no_tier(tiered: CommandLine):
+    ran = tiered("ls", "http://127.0.0.1:1/bucket/prefix")
+    assert "s3://bucket/prefix" in ran.error
+    assert "--endpoint-url" in ran.error
 
 
 def test_the_tier_of_another_store_is_refused(

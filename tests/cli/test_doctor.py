@@ -55,8 +55,9 @@ def test_a_good_folder(tiered: CommandLine, basic: Path, basic_tier: str):
     assert "reachability" in tiered.good("doctor", basic_tier).text
 
 
-def test_nobody_answers(tiered: CommandLine):
-    tiered.environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+def test_nobody_answers(tiered: CommandLine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     url = "http://127.0.0.1:1"
     ran = tiered(
         "doctor", "s3://bucket/x", "--endpoint-url", url, "--request-timeout", "1", "--json"
@@ -64,7 +65,22 @@ def test_nobody_answers(tiered: CommandLine):
     assert ran.code == 3
     found = by_name(ran.document)
     assert found["reachability"]["status"] == "fail"
+    assert found["reachability"]["advice"] == "see whether it runs, and check endpoint and network"
     assert "may_put" not in found
+
+
+def test_keys_that_are_missing_are_no_matter_of_the_network(
+    tiered: CommandLine, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    url = "http://127.0.0.1:1"
+    found = by_name(tiered("doctor", "s3://bucket/x", "--endpoint-url", url, "--json").document)
+    assert "no AWS credentials" in found["reachability"]["detail"]
+    assert found["reachability"]["advice"] == "correct the URL or the settings"
 
 
 def test_a_damaged_journal_and_no_local_store(tiered: CommandLine, basic_tier: str, tmp_path: Path):

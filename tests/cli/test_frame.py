@@ -57,6 +57,10 @@ def test_help_of_each_command_says_what_the_contract_asks(
     assert all("tiered " in example for example in examples)
     for option in ("--config", "--endpoint-url", "--cluster", "--quiet", "--json", "--debug"):
         assert f" {option}" in text
+    for argument in command.params:
+        if isinstance(argument, click.Argument):
+            assert argument.help, argument.name
+            assert argument.help.split()[-1] in text
 
 
 @pytest.mark.parametrize("path", commands(), ids=" ".join)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ import pytest
 import zstandard
 from support.command_line import here
 from support.golden import ANSWERS, MADE_WITH, PREFIX, ask, golden, packers, versions
+from support.mounts import Client, mounted, records
 from support.servers import missing
+from support.waiting import until
 
 import tiered
 from backends.registry import open_store
@@ -21,12 +24,14 @@ from tiered.archive import lookup as archive_keys
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.format import bundle
 from tiered.format import object as objects
+from tiered.format.remoting import Form
 from tiered.journal import checkpoint
 from tiered.journal.entry import FORMAT_VERSION, seal_text
 from tiered.keys import mount_prefix
 from tiered.log import broker_tables
 from tiered.log.reader import TierReader
-from tiered.mount.offsets import kept_state
+from tiered.mount import protocol
+from tiered.mount.offsets import Acknowledged, kept_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +106,11 @@ def test_each_kind_of_object_is_there():
         "ledger",
         "meta/handover",
     )
-    kinds += ("meta/journal", "meta/mount", "timer/bundle", "timer/journal", "timer/meta/facts")
+    kinds += ("meta/journal", "timer/bundle", "timer/journal", "timer/meta/facts")
+    kinds += tuple(
+        f"meta/mount/broker-a/{kind}"
+        for kind in ("lease", "journal", "retry/bundle", "retry/journal", "retry/meta/journal")
+    )
     for kind in kinds:
         assert (WRITTEN[-1] / "tier" / PREFIX / kind).exists(), kind
     for kind in ("data", "_bad", "_keys", "_latest", "_log/journal", "_log/shard"):
@@ -188,6 +197,11 @@ NEWER = {
     f"tier/{PREFIX}quarantine/*/*/*/*": (newer_object, ("verify", "URL", "--deep")),
     f"tier/{PREFIX}meta/handover/*": (newer_text, MOUNT),
     f"tier/{PREFIX}meta/mount/broker-a/journal/*3": (newer_text, MOUNT),
+    f"tier/{PREFIX}meta/mount/broker-a/retry/journal/*5": (newer_text, MOUNT),
+    f"tier/{PREFIX}meta/mount/broker-a/retry/bundle/*/*": (
+        newer_bundle,
+        ("verify", "URL", "--retries", "broker-a", "--deep"),
+    ),
     f"tier/{PREFIX}timer/journal/*8": (newer_text, ("timer", "ls", "URL")),
     f"tier/{PREFIX}timer/meta/facts": (newer_text, ("verify", "URL", "--deep", "--timers")),
     "archive/_log/journal/*3.checkpoint": (newer_text, ("sql", "URL", "SHOW TABLES")),
@@ -230,7 +244,40 @@ def test_a_mount_goes_on_with_its_offsets(copy: Path):
     store = open_store(f"file://{copy}/tier")
     kept = kept_state(store, mount_prefix(PREFIX, "broker-a"))
     assert kept is not None
-    assert kept.offsets == {("shop", "orders"): {0: 6}}
+    assert kept.offsets == {("pop", "orders"): {0: 2}, ("shop", "orders"): {0: 6}}
+    assert kept.acks == {("pop", "orders", 0): Acknowledged((4, 5, 7, 8), (3, 2))}
+    assert kept.modes == {("pop", "orders"): ("POP", 1)}
+    assert kept.handover
+
+
+def test_a_mount_gives_again_what_was_popped_and_sent_back(copy: Path):
+    with mounted(f"file://{copy}/tier") as served, served.client(Form.JSON) as client:
+        assert served.mount.inherited == 0  # the broker's offsets were taken over before
+        assert served.mount.retries is not None
+        popped = client.ask(
+            protocol.POP_MESSAGE, consumerGroup="pop", topic="orders", queueId=0, maxMsgNums=32,
+            invisibleTime=60_000, pollTime=0, bornTime=int(time.time() * 1000), initMode=0,
+            expType="TAG", exp="*", order="false",
+        )  # fmt: skip
+        found = [(one.queue_offset, one.reconsume_times) for one in records(popped.text())]
+        assert found == [(2, 0), (3, 2), (5, 0), (10, 0)]
+        retried = "%RETRY%shop"
+        until(lambda: said_end(client, retried) == "3", "what waited is given out")
+        found = []
+        while len(found) < 3:  # a pull ends with a segment
+            answer = client.pull(retried, 0, len(found), consumerGroup="shop")
+            found += [(one.queue_offset, one.reconsume_times) for one in records(answer.text())]
+        assert found == [(0, 1), (1, 1), (2, 2)]
+        client.heartbeat("c", "shop", "orders")
+        place = records(answer.text())[-1].physical_offset  # of the log itself
+        back = {"group": "shop", "offset": place, "originTopic": "orders", "delayLevel": -1}
+        assert client.ask(protocol.CONSUMER_SEND_MSG_BACK, **back).code == protocol.Code.SUCCESS
+        assert said_end(client, "%DLQ%shop") == "2"
+
+
+def said_end(client: Client, topic: str) -> str:
+    """Of its first queue, as the mount says it."""
+    return client.ask(protocol.GET_MAX_OFFSET, topic=topic, queueId=0).fields["offset"]
 
 
 def test_writers_go_on_in_it(copy: Path):

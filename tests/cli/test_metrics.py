@@ -53,14 +53,14 @@ def test_text_form():
         ]
     )
     assert text == (
-        "# HELP tiered_up 1 while messages are tiered, 0 when this process has given up.\n"
+        "# HELP tiered_up 1 while messages are tiered, 0 once this process has given up.\n"
         "# TYPE tiered_up gauge\n"
         "tiered_up 1.0\n"
-        "# HELP tiered_lag_messages Messages committed locally and not yet in the tier.\n"
+        "# HELP tiered_lag_messages Messages committed locally but not yet in the tier.\n"
         "# TYPE tiered_lag_messages gauge\n"
         'tiered_lag_messages{topic="a\\"b\\\\c\\nd"} 3.0\n'
         'tiered_lag_messages{topic="�"} 0.5\n'
-        "# HELP tiered_rounds_total Journal entries that made parts durable.\n"
+        "# HELP tiered_rounds_total Journal entries that committed parts.\n"
         "# TYPE tiered_rounds_total counter\n"
         "tiered_rounds_total 7.0\n"
     )

@@ -137,6 +137,7 @@ def test_erasing(tiered: CommandLine, basic: Path, url: str, tmp_path: Path):
     erasure(tiered, basic, url, tmp_path)
 
 
+@pytest.mark.slow
 def test_erasing_on_s3(tiered: CommandLine, basic: Path, bucket_url: str, tmp_path: Path):
     erasure(tiered, basic, bucket_url, tmp_path)
 
@@ -174,6 +175,7 @@ def test_retention(tiered: CommandLine, basic: Path, url: str, tmp_path: Path):
     retention(tiered, basic, url, tmp_path)
 
 
+@pytest.mark.slow
 def test_retention_on_s3(tiered: CommandLine, basic: Path, bucket_url: str, tmp_path: Path):
     retention(tiered, basic, bucket_url, tmp_path)
 

@@ -58,7 +58,7 @@ def test_wrong_keys(tiered: CommandLine, minio: S3Server, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     ran = tiered("ls", url)
     assert ran.code == 3
-    assert "check the access key and its secret" in ran.error
+    assert "check the access key, its secret" in ran.error
     assert "wrong" not in ran.err
 
 
@@ -76,7 +76,7 @@ def test_doctor_before_there_is_a_tier(tiered: CommandLine, s3_environment: S3Se
     assert "but other is" in tiered("doctor", f"s3://{bucket}/to/come").error
     ran = tiered("doctor", "s3://no-such-bucket-here/prefix", "--json")
     assert (ran.code, ran.document["checks"][0]["status"]) == (3, "fail")
-    assert "make the bucket" in ran.document["checks"][0]["advice"]
+    assert "create the bucket" in ran.document["checks"][0]["advice"]
 
 
 def test_doctor_reads_the_rules_of_a_bucket(tiered: CommandLine, s3_environment: S3Server):

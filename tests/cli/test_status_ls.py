@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.bundles import made_part
+from support.command_line import here
+from support.golden import PREFIX, versions
 from support.tiers import TierBuilder
 
 from backends.errors import (
@@ -23,12 +26,12 @@ from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.wrapping import MeteredStore
-from tiered.api.broker_place import Place
+from tiered.api.broker_place import Place, RetryPlace, retry_places
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import ManualClock
 from tiered.journal.entry import seal_text
 from tiered.journal.replay import JournalReader
-from tiered.keys import checkpoint_key
+from tiered.keys import checkpoint_key, entry_key
 from tiered.log.state import Incarnation, Parts, Segment, TierMachine, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.upkeep.status import (
@@ -36,6 +39,7 @@ from tiered.upkeep.status import (
     NO_WRITER,
     STOPPED,
     WRITING,
+    read_retry_logs,
     read_status,
     status_document,
     worst_first,
@@ -349,6 +353,39 @@ def test_status_of_a_thousand_queues_and_ten_thousand_objects_takes_few_requests
     broker, requests = status_of(big_state(1000, 10))
     assert (broker["queue_count"], broker["objects"], broker["messages"]) == (1000, 10_000, 10_000)
     assert requests <= 20
+
+
+def test_status_shows_what_was_sent_back_to_mounts(tmp_path: Path):
+    *_, newest = versions()
+    shutil.copytree(newest / "tier", tmp_path / "tier")
+    url = f"file://{tmp_path}/tier"
+    (broker,) = here("status", url, "--json").good().document["brokers"]
+    assert broker["retry_logs"] == [
+        {
+            "mount": "broker-a", "waiting": 2, "retries": 1, "dead": 1,
+            "objects": 3, "object_bytes": 1041 + 389 + 417,
+            "updated_ms": 1_700_000_001_000, "reason": "",
+        }
+    ]  # fmt: skip
+    said = "mount broker-a: 2 messages wait, 1 given out again, 1 dead letter; 3 objects, 1.8 KiB"
+    assert f"  retries   {said}\n" in here("status", url).good().text
+    (entry,) = (tmp_path / "tier" / PREFIX / "meta/mount/broker-a/retry/journal").glob("*5")
+    entry.write_bytes(b"damaged")
+    assert "  retries   mount broker-a: cannot be read: " in here("status", url).good().text
+
+
+def test_looking_for_retry_logs_takes_a_listing_where_there_are_none_and_passes_over_their_bundles():
+    place, memory = Place("c", "b"), MemoryStore("memory://status")
+    store = MeteredStore(memory)
+    assert read_retry_logs(store, place) == []
+    assert store.snapshot().requests == 1
+    logs = [RetryPlace("c", "b", mount) for mount in ("a", "b", "b/10.0.0.1:9")]
+    for log in logs:
+        for number in range(3000):
+            memory.put_if_absent(f"{log.prefix}bundle/0/{number:04}", b"")
+        memory.put_if_absent(entry_key(log.prefix, 1), b"")
+    assert retry_places(store, place) == logs
+    assert store.snapshot().requests <= 1 + 2 * len(logs)
 
 
 def test_status_tells_what_is_stored_and_not_named():

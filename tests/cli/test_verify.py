@@ -37,6 +37,16 @@ def largest(folder: Path) -> Path:
     return max(bundles(folder), key=lambda path: path.stat().st_size)
 
 
+def test_one_is_no_plural(tiered: CommandLine, tmp_path: Path):
+    store, lines = tmp_path / "store", tmp_path / "lines"
+    lines.write_text('{"topic": "one", "queue_id": 0, "properties": {}, "body_base64": "eA=="}\n')
+    tiered.good("store", "create", store)
+    tiered.good("store", "put", store, lines)
+    url = attach(store, tmp_path / "tier")
+    text = tiered.good("verify", url, "--deep", "--store", store).text
+    assert re.search(r"compared  1 queue, 1 message, \d+ B of records\n", text)
+
+
 def test_a_whole_tier(tiered: CommandLine, basic: Path, basic_tier: str):
     shallow = tiered.good("verify", basic_tier, "--json").document
     assert (shallow["is_clean"], shallow["messages"], shallow["checked_messages"]) == (
@@ -89,7 +99,9 @@ def test_an_orphan_is_recorded_and_counts_when_strict(tiered: CommandLine, copie
     url = f"file://{copied}"
     ran = tiered.good("verify", url, "--json").document
     assert ran["recorded"]["orphans"] == 1
-    assert "1 orphans" in tiered.good("verify", url).text
+    text = tiered.good("verify", url).text
+    assert "1 orphan, " in text
+    assert "`tiered gc` deletes them" in text
     assert tiered("verify", url, "--strict").code == 1
 
 
@@ -138,6 +150,8 @@ def test_repair_from_the_local_store(tiered: CommandLine, basic: Path, copied: P
             data[at] ^= 1
         file.chmod(0o600)
         file.write_bytes(data)
+    text = tiered("verify", url, "--deep").text
+    assert "then `tiered verify URL --deep --store DIR --repair`" in text
     said = tiered("verify", url, "--deep", "--repair", "--json")
     assert said.code == 1  # nothing in the tier has these once more
     assert said.document["repair"]["unrepaired"][0]["reason"] == "no local store is given"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from support.servers import S3Server
 
+    from backends.base import ObjectStore
+
 
 class TestFsspecLocal(ObjectStoreContract):
     @pytest.fixture
@@ -61,6 +63,10 @@ class TestS3fs(ObjectStoreContract):
         yield FsspecStore(file_system, f"{s3_environment.bucket()}/p")
         if file_system._s3 is not None:
             file_system.close_session(file_system.loop, file_system._s3)
+
+    @pytest.mark.slow
+    def test_lists_more_than_a_page(self, store: ObjectStore) -> None:
+        super().test_lists_more_than_a_page(store)
 
 
 def test_what_is_not_atomic_is_refused(tmp_path: Path):

@@ -68,6 +68,7 @@ class TestS3Store(ObjectStoreContract):
         made.close()
 
 
+@pytest.mark.slow
 class TestS3StoreWithoutPrefix(ObjectStoreContract):
     @pytest.fixture
     def store(self, s3_environment: S3Server) -> Iterator[ObjectStore]:
@@ -83,7 +84,20 @@ class TestS3StoreThroughBoto(ObjectStoreContract):
         yield made
         made.close()
 
+    @pytest.mark.slow
+    def test_lists_more_than_a_page(self, store: ObjectStore) -> None:
+        super().test_lists_more_than_a_page(store)
 
+    @pytest.mark.slow
+    def test_no_update_is_lost(self, store: ObjectStore) -> None:
+        super().test_no_update_is_lost(store)
+
+    @pytest.mark.slow
+    def test_readers_see_whole_objects(self, store: ObjectStore) -> None:
+        super().test_readers_see_whole_objects(store)
+
+
+@pytest.mark.slow
 class TestS3StoreOnMoto(ObjectStoreContract):
     """The shapes of the API only: moto loses updates and has two winners under races."""
 

@@ -303,8 +303,10 @@ def test_a_real_server_tells_both_times(minio: S3Server, monkeypatch: pytest.Mon
             return datetime.now(tz) + timedelta(minutes=40)
 
     monkeypatch.setattr(s3_listing, "datetime", Ahead)
+    opened = open_store(f"s3://{minio.bucket()}/t", S3Options())
     with pytest.raises(PermissionDeniedError) as caught:
-        list(open_store(f"s3://{minio.bucket()}/t", S3Options()).list(""))
+        list(opened.list(""))
+    opened.close()
     said = re.search(
         r"wrong by (\d+) s, ahead of the store's \((\S+) here, (\S+) there\)", str(caught.value)
     )

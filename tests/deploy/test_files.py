@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.environments import python_of
 from support.servers import missing
 
 from tiered.cli import exits
@@ -134,6 +135,21 @@ def test_probes_of_the_sidecar_are_those_that_an_outage_does_not_fail():
     assert f":{port['containerPort']}" in sidecar["args"]
     store = next(one for one in sidecar["volumeMounts"] if one["name"] == "store")
     assert store["readOnly"] is True
+
+
+@pytest.mark.slow
+def test_kubernetes_takes_the_manifest(tmp_path: Path):
+    """By the API's own schemas, which know every field, of a version that is old by now and of a new one."""
+    validate = python_of("kubernetes").with_name("kubernetes-validate")
+    manifest = (DEPLOY / "kubernetes/sidecar.yaml").read_text()
+    for text, code in ((manifest, 0), (manifest.replace("failureThreshold", "failuresMax"), 1)):
+        (tmp_path / "sidecar.yaml").write_text(text)
+        for version in ("1.28", "1.37"):
+            ran = subprocess.run(
+                [validate, "--strict", "-k", version, tmp_path / "sidecar.yaml"],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert ran.returncode == code, ran.stdout + ran.stderr
 
 
 def test_the_image_runs_as_nobody_with_what_it_needs():

@@ -16,31 +16,12 @@ from pathlib import Path
 import pytest
 from support import oracle
 from support.servers import S3Server, use_server
+from support.shown import blocks, steps
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs/tutorials"
 RUN_S = 240
 _MARK = "==command=="
-
-
-def steps(page: str) -> list[tuple[str, list[str]]]:
-    """Each command of a page's console blocks, here-documents and continued lines whole, and what it prints."""
-    found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"^```console\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        is_open = ""
-        for line in block.splitlines():
-            if is_open:
-                found[-1] = (f"{found[-1][0]}\n{line}", [])
-                is_open = "" if line == is_open else is_open
-            elif line.startswith("$ "):
-                found.append((line[2:], []))
-                here = re.search(r"<<'(\w+)'", line)
-                is_open = here[1] if here else ""
-            elif found[-1][0].endswith("\\"):
-                found[-1] = (f"{found[-1][0]}\n{line}", [])
-            else:
-                found[-1][1].append(line)
-    return found
 
 
 def pattern(shown: list[str]) -> str:
@@ -52,7 +33,10 @@ def pattern(shown: list[str]) -> str:
 
 def run(page: Path, moved: dict[str, str], scratch: Path) -> list[tuple[str, str, list[str]]]:
     """Each command, what it printed, and what it should have."""
-    wanted = steps(page.read_text("utf-8"))
+    shown_there = blocks(page.name, page.read_text("utf-8"))
+    wanted = [
+        step for block in shown_there if block.kind == "console" for step in steps(block.text)
+    ]
     assert wanted
     programs = scratch / "bin"
     programs.mkdir()
@@ -132,9 +116,10 @@ def test_a_real_broker_on_minio_and_its_mount(
 
 
 def test_what_is_compared() -> None:
-    page = "```console\n$ a \\\n  b\none 1,250 two\n…\n$ cat <<'END'\n$ x\nEND\n```\n"
-    (first, shown), (second, nothing) = steps(page)
+    text = "$ a \\\n  b\none 1,250 two\n…\n$ cat <<'END'\n$ x\nEND\n"
+    (block,) = blocks("page.md", f"```console\n{text}```\n")
+    (first, shown), (second, nothing) = steps(block.text)
     assert (first, second, nothing) == ("a \\\n  b", "cat <<'END'\n$ x\nEND", [])
     assert re.search(pattern(shown), "one 7 two\nand more", re.DOTALL)
     assert not re.search(pattern(shown), "one 7 three\nand more", re.DOTALL)
-    assert not any(earlier == later for earlier, later in pairwise(steps(page)))
+    assert not any(earlier == later for earlier, later in pairwise(steps(text)))

@@ -309,6 +309,7 @@ def test_logs_that_begin_later_and_a_topic_made_again(
             check_lines(rows[last[0]["offset"] :], last)
 
 
+@pytest.mark.slow
 def test_times_are_found_as_the_node_does(node: Node, url: str, turn: int) -> None:
     """``--from`` and the node's offsetsForTimes, where times go up and down."""
     node.create("timed", 2)

@@ -83,6 +83,7 @@ def test_the_broker_crashes_and_starts_again(
     live.check_against_java(url, broker.store)
 
 
+@pytest.mark.slow
 def test_attach_crashes_and_starts_again(
     broker: oracle.Broker, url: str, tmp_path: Path, turn: int
 ) -> None:

@@ -70,6 +70,7 @@ def check(broker: oracle.Broker, url: str, told: live.Told) -> None:
     tier_checks.check_sound(url, broker.store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [60, pytest.param(200, marks=pytest.mark.slow), 400])
 def test_a_topic_is_deleted_and_created_again_while_attach_does_not_run(
     lasting_broker: oracle.Broker, url: str, topic: str, again: int

@@ -179,6 +179,7 @@ def run(
     return is_applied, his.requests, ours.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [lose_all, lose_the_first_entries])
 def test_i6_what_a_zombie_counts_is_never_dropped_by_a_rebuild(
     lose: Callable[[ObjectStore], None],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tiered.local.rocketmq import RocketMQStore
 
-WINDOWS = (1, 5_000, 1 << 20)
+WINDOWS = (5_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 1 << 20)))
 LEFT_OUT = {
     "s02-delay-timer": {"SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"},
     "s03-transactions": {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"},
@@ -54,7 +54,13 @@ def test_following_gives_java_s_messages(capture: tuple[str, RocketMQStore], win
     assert not taken.gaps
 
 
-@pytest.mark.parametrize(("bytes_max", "count_max"), [(1, 1_000), (10_000, 7), (1 << 24, 1 << 20)])
+@pytest.mark.parametrize(
+    ("bytes_max", "count_max"),
+    [
+        (10_000, 7),
+        *(pytest.param(*some, marks=pytest.mark.slow) for some in ((1, 1_000), (1 << 24, 1 << 20))),
+    ],
+)
 def test_reading_gives_java_s_messages(
     capture: tuple[str, RocketMQStore], bytes_max: int, count_max: int
 ):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tiered.local.jmq import JmqStore
 
 WINDOWS = (1, 5000, 1 << 20)
-RELAXED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +66,14 @@ def test_following_gives_what_is_committed(name: str, window_bytes: int):
 
 
 @pytest.mark.parametrize(
-    ("bytes_max", "count_max"), [(1, 100), (2000, 7), (1 << 20, 1), (1 << 20, 100)]
+    ("bytes_max", "count_max"),
+    [
+        (2000, 7),
+        *(
+            pytest.param(*some, marks=pytest.mark.slow)
+            for some in ((1, 100), (1 << 20, 1), (1 << 20, 100))
+        ),
+    ],
 )
 @pytest.mark.parametrize("name", ["j01-basic", "j02-crash-torn"])
 def test_reading_gives_what_is_committed(name: str, bytes_max: int, count_max: int):
@@ -805,6 +812,7 @@ input()
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has taken it
 
 
+@pytest.mark.slow
 def test_nothing_is_written(tmp_path: Path):
     path = stores.copy("j01-basic", tmp_path)
     before = {str(file): file.stat() for file in path.rglob("*")}

@@ -82,6 +82,7 @@ def test_attached_before_the_first_message(broker: Broker):
     store.close()
 
 
+@pytest.mark.slow
 def test_goes_on_over_a_crash_and_a_clean_stop(broker: Broker):
     store = open_live(broker)
     taken, follower = following.Taken(), store.follow({})
@@ -138,6 +139,7 @@ def test_given_up_messages_are_not_taken_while_the_broker_runs(broker: Broker):
     attached_late.close()
 
 
+@pytest.mark.slow
 def test_expiry_under_a_follower(broker: Broker):
     """Deleted files move the minimum; nothing crashes, and what is left is exact."""
     broker.produce("load", 3000, queues=2, seed=5, size=400, inflight=64)

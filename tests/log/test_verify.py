@@ -160,7 +160,7 @@ def objects() -> dict[str, bytes]:
     return {info.key: store.get(info.key) for info in store.list("")}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_one_flipped_bit_in_any_object_is_found(draw: st.DataObject):
     found = objects()

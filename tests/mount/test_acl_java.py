@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import captures, oracle
-from support.mounts import Client, MountProcess, tier_of
+from support.mounts import Client, MountProcess, mounted, tier_of
 from support.oracle import Consumer
 from support.waiting import until
 
@@ -34,8 +34,8 @@ CREATE_USER, CREATE_ACL, LIST_USER, LIST_ACL = 3001, 3006, 3005, 3010
 
 
 @pytest.fixture(scope="module")
-def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a broker of 5.5 that asks who its clients are."""
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oracle.Broker]:
+    """A broker of 5.5 that asks who its clients are."""
     folder = tmp_path_factory.mktemp("guarded")
     inner = {"accessKey": ROOT["username"], "secretKey": ROOT["password"]}
     settings = {
@@ -51,7 +51,13 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     with oracle.Broker(folder, folder / "store", **settings) as broker:
         broker.start()
-        yield f"127.0.0.1:{broker._port}"
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def guarded_broker(guarded: oracle.Broker) -> str:
+    """Its address."""
+    return f"127.0.0.1:{guarded._port}"
 
 
 def root(address: str) -> Client:
@@ -390,3 +396,26 @@ def test_mqadmin_signs_by_its_tools_yml(
         assert "Queue Offset" not in text
         (conf / "tools.yml").write_text("accessKey: admin-key\nsecretKey: secret-of-other\n")
         assert "broker-a" not in oracle.admin(*asked, version=version)
+
+
+@pytest.mark.slow
+def test_a_real_master_answers_a_replica_that_signs(guarded: oracle.Broker, tmp_path: Path):
+    """It has less than the tier; who does not sign, or wrongly, is not told so and serves what the tier has."""
+    user = {"username": "replica", "password": "secret-of-replica", "userType": "Normal"}
+    entry = {"resource": "Topic:*", "actions": ["Get"], "sourceIps": [], "decision": "Allow"}
+    may = {"subject": "User:replica", "policies": [{"policyType": "Custom", "entries": [entry]}]}
+    with root(f"127.0.0.1:{guarded._port}") as client:
+        assert client.ask(CREATE_USER, user, username="replica").code == Code.SUCCESS
+        assert client.ask(CREATE_ACL, may, subject="User:replica").code == Code.SUCCESS
+    place = ("--cluster", oracle.CLUSTER, "--broker", oracle.BROKER)
+    _, url = tier_of("s01-basic", tmp_path, *place)
+    host, _, port = guarded.address.rpartition(":")
+    told = {"namesrv": [(host, int(port))], "replica_id": 1, "keeps_offsets": False}
+    right, wrong = (acl.SigningKey("replica", f"secret-of-{name}") for name in ("replica", "x"))
+    for key, code in (
+        (right, Code.PULL_RETRY_IMMEDIATELY),
+        (wrong, Code.SUCCESS),
+        (None, Code.SUCCESS),
+    ):
+        with mounted(url, master_key=key, **told) as served, served.client() as client:
+            assert client.pull("orders", 0, 0).code == code

@@ -18,7 +18,7 @@ from support.mounts import mounted
 
 from backends.base import ObjectInfo
 from backends.memory import MemoryStore
-from tiered.attach.decommission import Near, look
+from tiered.attach.decommission import RUNS, Near, look
 from tiered.cli import attach
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError
@@ -201,6 +201,13 @@ def test_a_table_with_something_else_in_it_stands_in_the_way(
 
 
 # -- the command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("what", "offers"), [(RUNS, False), ("half messages", True)])
+def test_only_what_can_be_given_up_is_offered_to_be(what: str, offers: bool):
+    pending = [{"what": what, "count": 0, "do": "wait"}]
+    told = {"is_decommissioned": False, "retries": 0, "notes": [], "pending": pending}
+    assert ("--accept-pending" in attach.decommission_lines(told)[-1]) == offers
 
 
 def test_with_something_pending_it_is_not_decommissioned_unless_that_is_given_up(tmp_path: Path):

@@ -68,7 +68,7 @@ def consume(command: str, name_server: str, topic: str, *options: str) -> list[M
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:])]
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
 )
 def test_a_pull_consumer_gets_what_java_read_from_the_store(
     name: str, name_server: str, tmp_path: Path
@@ -128,6 +128,7 @@ def test_a_group_goes_on_where_it_was_after_a_restart_of_the_mount(
     assert sorted(found, key=place) == wanted
 
 
+@pytest.mark.slow
 def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_gone(tmp_path: Path):
     """Consumers of the broker and of the mount in its place see the same messages and offsets."""
     with oracle.Broker(tmp_path, tmp_path / "store") as broker:
@@ -203,6 +204,7 @@ def test_consumers_that_run_go_on_at_the_mount_and_lose_nothing(tmp_path: Path):
     )  # it stopped at a quiet moment: nothing comes again either
 
 
+@pytest.mark.slow
 def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):
     _, url = tier_of("s01-basic", tmp_path)
     words = ("produce", "--namesrv", name_server, "--topic", "orders", "--count", "1")
@@ -214,6 +216,7 @@ def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):
     assert not done.stdout
 
 
+@pytest.mark.slow
 def test_messages_by_key_and_what_mqadmin_shows(name_server: str, tmp_path: Path):
     _, url = tier_of("s01-basic", tmp_path)
     messages = expected("s01-basic", "orders")

@@ -123,14 +123,14 @@ def test_a_consumer_whose_group_pops_gets_all_though_the_mount_is_killed(
 
 
 @pytest.fixture
-def proxy(name_server: str, tmp_path: Path) -> Iterator[Any]:
-    """Begins a proxy; its address."""
+def proxies(tmp_path: Path) -> Iterator[Any]:
+    """Begins a proxy of a name server's cluster; its address."""
     servers: list[oracle.Server] = []
 
-    def begin() -> str:
+    def begin(names: str) -> str:
         ports = oracle.free_ports()
         port, other = next(ports), next(ports)
-        words = ("--cluster", "cluster-a", "--namesrv", name_server, "--port", str(port))
+        words = ("--cluster", oracle.CLUSTER, "--namesrv", names, "--port", str(port))
         server = oracle.Server(
             tmp_path / "proxy.log", "proxy", *words, "--remoting-port", str(other)
         )
@@ -145,12 +145,21 @@ def proxy(name_server: str, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("kind", ["simple", "grpc-push"])
 def test_consumers_of_grpc_behind_a_proxy_whose_cluster_has_a_mount_alone(
-    kind: str, name_server: str, url: str, tmp_path: Path, proxy: Any
+    kind: str, name_server: str, url: str, tmp_path: Path, proxies: Any
 ):
     """Each message is consumed once, those that it refuses when they come again."""
     listen = ("--listen", "127.0.0.1:0", "--namesrv", name_server)
     with MountProcess(url, tmp_path / "log", *listen):
-        words = ("--proxy", proxy(), "--topic", "orders", "--group", "g", "--seconds", "120")
+        words = (
+            "--proxy",
+            proxies(name_server),
+            "--topic",
+            "orders",
+            "--group",
+            "g",
+            "--seconds",
+            "120",
+        )
         more = ("--max", "1200", "--refuse", "100")
         rows = PoppingClient(tmp_path / "out", kind, *words, *more).end()
     assert bodies(rows) == WHOLE
@@ -166,11 +175,20 @@ def _refused(rows: list[Row]) -> set[str]:
 
 
 def test_what_was_acknowledged_over_grpc_does_not_come_again_from_the_next_mount(
-    name_server: str, url: str, tmp_path: Path, proxy: Any
+    name_server: str, url: str, tmp_path: Path, proxies: Any
 ):
     listen = ("--listen", f"127.0.0.1:{next(oracle.free_ports())}", "--namesrv", name_server)
     with MountProcess(url, tmp_path / "log", *listen, *SLOWLY) as mount:
-        words = ("--proxy", proxy(), "--topic", "orders", "--group", "g", "--hidden", "300")
+        words = (
+            "--proxy",
+            proxies(name_server),
+            "--topic",
+            "orders",
+            "--group",
+            "g",
+            "--hidden",
+            "300",
+        )
         first = PoppingClient(tmp_path / "out", "simple", *words, "--max", "5000")
         until(lambda: len(first.rows) > 100, "in the middle", 120)
         mount.end(signal.SIGKILL)
@@ -190,3 +208,24 @@ def test_what_was_acknowledged_over_grpc_does_not_come_again_from_the_next_mount
         for one in captures.captured("s01-basic").messages["orders"]
         if (one["queue_id"], one["queue_offset"]) in settled(tmp_path)
     } == set(WHOLE)
+
+
+def test_beside_a_live_broker_who_pops_gets_the_mounts_messages_only_where_that_was_said(
+    url: str, tmp_path: Path, proxies: Any
+):
+    """The topic is the live broker's: a mount that does not share it costs consumers of gRPC no receive."""
+    with oracle.Broker(tmp_path, tmp_path / "live") as broker:
+        broker.start()
+        live = {row["msg_id"] for row in broker.produce("orders", 200, queues=4)}
+        # Each receive asks the next queue; one of a broker that has nothing more waits there for --await.
+        asked = ("--proxy", proxies(broker.address), "--topic", "orders", "--await", "1")
+        often = (*asked, "--hidden", "60", "--seconds", "200")
+        serving = ("--listen", "127.0.0.1:0", "--namesrv", broker.address, "--name", "gone")
+        with MountProcess(url, tmp_path / "alone", *serving):
+            words = (*often, "--group", "one", "--max", "200")
+            first = PoppingClient(tmp_path / "one", "simple", *words).end()
+        with MountProcess(url, tmp_path / "shared", *serving, "--share-topics"):
+            words = (*often, "--group", "two", "--max", "1400")
+            both = PoppingClient(tmp_path / "two", "simple", *words).end()
+    assert {row["msg_id"] for row in first} == live
+    assert {row["msg_id"] for row in both} == live | set(WHOLE)

@@ -14,13 +14,15 @@ from support.mounts import Compacted, Growing, Mounted, mounted, records
 from support.waiting import until
 
 from fetcher.statuses import GetResult, GetStatus, Policy, Side, Taken
-from tiered.errors import FencedError, StoreUnavailableError
+from tiered.errors import FencedError, InvalidError, StoreUnavailableError
 from tiered.log.parts import Gap
 from tiered.model import QueueOffset
 from tiered.mount import mount as mounting
 from tiered.mount import protocol
 from tiered.mount import replica as module
-from tiered.mount.protocol import Code
+from tiered.mount.acl import ip_of
+from tiered.mount.acl_files import read_rules, read_signing_key
+from tiered.mount.protocol import Code, RefusalError
 from tiered.mount.replica import without_missing
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tiered.format.remoting import Command
+    from tiered.mount.acl import AccessRules
 
 UPDATE, QUERY = protocol.UPDATE_CONSUMER_OFFSET, protocol.QUERY_CONSUMER_OFFSET
 SENDS_BACK = 36
@@ -42,6 +45,7 @@ class Master(Served):
         self.acts = False
         self.low, self.high = 0, 100
         self.asked: list[tuple[int, dict[str, str]]] = []
+        self.rules: AccessRules | None = None
         self._fields: dict[str, str] = {}
         super().__init__(self._reply)
         self.brokers["0"] = self.address
@@ -64,6 +68,11 @@ class Master(Served):
                 self.brokers.pop(said["brokerId"], None)
                 return 0, "", b""
         self.asked.append((request.code, dict(said)))
+        try:
+            if self.rules is not None:
+                self.rules.judge(request, ip_of("127.0.0.1:1"))
+        except RefusalError as error:
+            return error.code, error.remark, b""
         match request.code:
             case protocol.GET_MIN_OFFSET:
                 self._fields = {"offset": str(self.low)}
@@ -183,6 +192,50 @@ def test_offsets_and_what_else_has_one_truth_are_the_masters(master: Master, tie
         assert "its master does not answer" in refused.remark
 
 
+RULES = """
+users:
+- {username: replica, password: secret-of-ours, userType: Normal}
+- {username: reader, password: secret-of-it, userType: Normal}
+acls:
+- {subject: "User:replica", policies: [{policyType: Custom, entries: [
+    {resource: "Topic:*", actions: [Get], decision: Allow}]}]}
+- {subject: "User:reader", policies: [{policyType: Custom, entries: [
+    {resource: "Topic:*", actions: [Sub], decision: Allow}, {resource: "Group:*", actions: [Sub], decision: Allow}]}]}
+"""
+
+
+@pytest.mark.parametrize("secret", ["secret-of-ours", "another-secret", ""])
+def test_what_it_asks_a_master_with_access_control_is_signed_with_its_own_key(
+    secret: str, master: Master, tier: Growing, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    """Else it is refused, and the replica does not notice that the tier has more than the master."""
+    rules, file = tmp_path / "rules.yml", tmp_path / "tools.yml"
+    rules.write_text(RULES)
+    file.write_text(f"accessKey: replica\nsecretKey: {secret}\n")
+    master.rules, master.high = read_rules(rules, "c"), 49
+    key = read_signing_key(file) if secret else None
+    with (
+        beside(master, tier.url, master_key=key) as mounted_,
+        mounted_.client(access_key="reader", secret="secret-of-it") as client,
+    ):
+        wanted = AWAY if secret == "secret-of-ours" else Code.SUCCESS
+        assert client.pull("orders", 0, 0).code == wanted
+        asked = {"consumerGroup": "g", "topic": "orders", "queueId": 0}
+        assert client.ask(QUERY, **asked).fields["offset"] == "7"  # with its client's signature
+    said = [one.message for one in caplog.records if "--master-credentials" in one.message]
+    assert len(said) == (wanted != AWAY)
+    assert not secret or secret not in caplog.text + repr(key)
+
+
+@pytest.mark.parametrize("text", ["accessKey: a", "accessKey: a\nsecretKey: hidden\nmore: 1", "- hidden", ""])  # fmt: skip
+def test_credentials_are_of_the_form_of_tools_yml(text: str, tmp_path: Path):
+    file = tmp_path / "tools.yml"
+    file.write_text(text)
+    with pytest.raises(InvalidError, match=r"conf/tools\.yml") as error:
+        read_signing_key(file)
+    assert "hidden" not in str(error.value)
+
+
 def test_a_tier_that_has_more_than_the_master_is_of_another_history(master: Master, tier: Growing):
     master.high = 49
     with beside(master, tier.url) as mounted_, mounted_.client() as client:
@@ -284,7 +337,7 @@ def test_where_brokers_act_for_their_master_it_leaves_with_it_and_comes_back(
         assert master.registrations[-1]["enableActingMaster"] == "true"
         address = master.brokers.pop("0")
         until(lambda: not master.brokers)
-        assert "gone" in mounted_.mount.names.servers[0].error
+        until(lambda: "gone" in mounted_.mount.names.servers[0].error)
         assert mounted_.thread.is_alive()
         master.brokers["0"] = address
         until(lambda: master.brokers.get("1") == mounted_.mount.address)

@@ -428,7 +428,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("when", CHANGES)
+@pytest.mark.parametrize("when", ["log", pytest.param("end", marks=pytest.mark.slow)])
 def test_what_somebody_has_changed_meanwhile_is_not_gone_on_with(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -845,7 +845,9 @@ def store_expired_by_half(folder: Path) -> tuple[Growing, int]:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("items", ["100", "350", "1000"])
+@pytest.mark.parametrize(
+    "items", ["350", *(pytest.param(n, marks=pytest.mark.slow) for n in ("100", "1000"))]
+)
 def test_an_emptied_queue_goes_on_where_it_stood(items: str, dies: bool, tmp_path: Path):
     tier_of, end = store_expired_by_half(tmp_path)
     store = tmp_path / "restored"
@@ -970,6 +972,7 @@ def test_javas_own_store_reads_what_was_restored(name: str, captured_tier: Tier,
         assert without_places(dumped.messages.get(topic, [])) == without_places(messages)
 
 
+@pytest.mark.slow
 @pytest.mark.java
 @oracle.needs_java
 def test_javas_clients_pass_over_a_gap(tmp_path: Path):

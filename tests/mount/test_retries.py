@@ -14,10 +14,12 @@ from tiered.api.broker_place import Place, RetryPlace, retry_places
 from tiered.clock import ManualClock
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, record_bytes
+from tiered.log.merge import FAN_IN, bundles_used
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 from tiered.mount.offsets import mounts_with_offsets
 from tiered.mount.protocol import Code, RefusalError
 from tiered.mount.retries import (
+    _SWEPT_AT_ONCE,
     DELAYS_S,
     RetryLimits,
     RetryLog,
@@ -178,10 +180,54 @@ def test_what_is_old_is_given_up_and_deleted_when_nobody_can_read_it() -> None:
     assert len(list(store.list(PREFIX + "bundle/"))) == bundles  # somebody may read them
     clock.advance(25 * 3600)
     log.writer.tidy(kept_ms=3_600_000)
+    assert len(list(store.list(PREFIX + "bundle/"))) == bundles  # who began before is at it still
+    log.writer.tidy(kept_ms=3_600_000)
     assert 0 < len(list(store.list(PREFIX + "bundle/"))) < bundles
     again = log_of(store, clock)
     assert (again.pending, again.queues()) == (1, log.queues())
     deliver(again)  # what waited is there still, in a bundle that it shared
+
+
+def test_rounds_are_merged_and_what_waits_is_due_at_its_own_time() -> None:
+    clock = ManualClock(NOW_MS)
+    store = MemoryStore(now_ms=clock.now_ms)
+    log = log_of(store, clock)
+    for _ in range(200):
+        clock.advance(1)
+        sent = [sent_back(record(), "g", level=level, max_times=16) for level in (18, -1)]
+        log.writer.commit(sent)
+        log.writer.merge()
+    assert len(bundles_used(log.writer.state)) < 2 * FAN_IN
+    log = log_of(store, clock)
+    dues = [NOW_MS + 1000 * (second + 7200) for second in range(1, 201)]
+    assert [one.due_ms for one in log.writer.pending()] == dues
+    assert len(list(log.writer.reader.records(MessageQueue("%DLQ%g", 0), 5, 205))) == 200
+    while log.writer.tidy(kept_ms=3_600_000):
+        pass
+    there = len(list(store.list(PREFIX + "bundle/")))
+    clock.advance(25 * 3600)
+    slices = sum(1 for _ in iter(lambda: log.writer.tidy(kept_ms=3_600_000), False))
+    assert slices == there // _SWEPT_AT_ONCE
+    while log.writer.tidy(kept_ms=3_600_000):
+        pass
+    left = {info.key.removeprefix(PREFIX) for info in store.list(PREFIX + "bundle/")}
+    assert left == {use.bundle.key for use in bundles_used(log.writer.state)}
+
+
+def test_a_damaged_bundle_is_left_out_of_merging_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, clock = MemoryStore(), ManualClock(NOW_MS)
+    log = log_of(store, clock)
+    for number in range(3 * FAN_IN):
+        log.writer.commit([sent_back(record(), "g", level=-1, max_times=16)])
+        if number == 1:
+            store.delete(next(iter(store.list(PREFIX + "bundle/"))).key)
+        log.writer.merge()
+    assert [one.message[:44] for one in caplog.records] == [
+        "bundles of the retry log are not merged: a b"
+    ]
+    assert len(bundles_used(log.writer.state)) < 3 * FAN_IN
 
 
 def test_that_the_store_refuses_is_said_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,19 @@ from tiered.cli.docs import LAYERS
 from tiered.cli.frame import Program, program
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9-]*")
-TARGETS = ["setup", "demo", "test", "test-all", "lint", "lock", "bench", "minio", "docs", "clean"]
+TARGETS = [
+    "setup",
+    "demo",
+    "test",
+    "test-all",
+    "lint",
+    "lock",
+    "bench",
+    "minio",
+    "docs",
+    "docs-site",
+    "clean",
+]
 
 
 def declared(root: Path) -> set[str]:

@@ -50,12 +50,10 @@ class Row:
         ratio: Of ours to the peer's.
         goal: To be reached.
         reached: Whether it was; None: it has no goal, or could not be measured.
-        command: What a user types; STORE and URL stand for where.
     """
 
     what: str
     ours: str
-    command: str
     limit: str = ""
     peer: str = ""
     ratio: str = ""
@@ -64,22 +62,13 @@ class Row:
 
     def line(self) -> str:
         """As Markdown."""
-        reached = {True: "yes", False: "**no**", None: ""}[self.reached]
-        cells = (
-            self.what,
-            f"`{self.command}`",
-            self.ours,
-            self.limit,
-            self.peer,
-            self.ratio,
-            self.goal,
-            reached,
-        )
+        reached = {True: ": yes", False: ": **no**", None: ""}[self.reached]
+        cells = (self.what, self.ours, self.limit, self.peer, self.ratio, self.goal + reached)
         return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
 
-HEAD = """| what | command | ours | limit, same minutes | Java tiered store | ratio | goal | reached |
-|---|---|---|---|---|---|---|---|"""
+HEAD = """| what | ours | limit, same minutes | Java tiered store | ratio | goal |
+|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)

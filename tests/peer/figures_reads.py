@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-COMMAND = "tiered bench read URL"
-
 
 class Case(NamedTuple):
     """A row against Java.
@@ -113,7 +111,6 @@ def sequential_row(bench: Bench, case: Case) -> Row:
         f"{speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB, {median(mine, 'peak_rss_bytes') / MIB:.0f} MiB RSS, "
         f"{median(mine, 'requests_per_gib'):.0f} requests/GiB, over-fetch {median(mine, 'overfetch'):.3f}, "
         f"{median(mine, 'hedges'):.0f} hedges",
-        f"{COMMAND} --latency-ms {latency} --threads {case.threads}",
         limit=f"{share:.2f} of plain GETs ({median(mine, 'copy_mib_per_second'):.0f})",
         peer="not measured",
         goal=", ".join(f"{goal:g}{of}" for of, goal in goals.items() if goal),
@@ -151,7 +148,7 @@ def groups_row(bench: Bench) -> Row:
                f"{median(found, 'mib_per_second'):.0f} MiB/s, {median(found, 'cpu_seconds_per_gib'):.2f} CPU s/GiB; "
                f"slowest group {slowest:.2f} of the mean; held at most {held:.0f} MiB; "
                f"{median(found, 'peak_rss_bytes') / MIB:.0f} MiB RSS",
-               f"{COMMAND} {' '.join(options)}", goal=f"{limit} MiB held, slowest 0.5",
+               goal=f"{limit} MiB held, slowest 0.5",
                reached=held <= limit and slowest >= 0.5)  # fmt: skip
 
 
@@ -163,7 +160,7 @@ def stops_row(bench: Bench, latency_ms: int) -> Row:
     over = median(found, "overfetch")
     return Row(f"40 readers that stop at random, {latency_ms} ms",
                f"over-fetch {over:.2f}, {median(found, 'mib_per_second'):.0f} MiB/s",
-               f"{COMMAND} {' '.join(options)}", goal="over-fetch 1.5", reached=over <= 1.5)  # fmt: skip
+               goal="over-fetch 1.5", reached=over <= 1.5)  # fmt: skip
 
 
 def stalls_row(bench: Bench, pattern: str) -> Row:
@@ -179,10 +176,9 @@ def stalls_row(bench: Bench, pattern: str) -> Row:
                f"p99 of a read {after:.1f} ms, p50 {median(stalled, 'read_p50_ms'):.2f} ms, "
                f"{median(stalled, 'hedges') / median(stalled, 'requests') * 100:.1f} % hedges, "
                f"{median(stalled, 'mib_per_second'):.0f} MiB/s",
-               f"{COMMAND} {' '.join((*options, *stalls))}",
                limit=f"undisturbed: p99 {before:.1f} ms, p50 {median(calm, 'read_p50_ms'):.2f} ms, "
                f"{median(calm, 'mib_per_second'):.0f} MiB/s",
-               goal="p99 of twice the undisturbed and the hedge's delay")  # fmt: skip
+               goal="p99 2 x undisturbed + hedge delay")  # fmt: skip
 
 
 def keys_row(bench: Bench) -> Row:
@@ -195,7 +191,7 @@ def keys_row(bench: Bench) -> Row:
     row = Row(f"lookup by key, {objects} index objects",
               f"requests of a hit {asked['hit']['mean']:.2f}, at most {asked['hit']['max']}; of a miss "
               f"{asked['miss']['mean']:.2f}, at most {asked['miss']['max']}; p99 {median(found, 'read_p99_ms'):.1f} ms",
-              f"{COMMAND} {' '.join(options)}", peer="not measured", goal="3 requests, a miss 1",
+              peer="not measured", goal="3 requests, a miss 1",
               reached=asked["hit"]["mean"] <= 3 and asked["miss"]["max"] <= 1)  # fmt: skip
     if not has_java():
         return row
@@ -215,7 +211,7 @@ def times_row(bench: Bench) -> Row:
     fetched = median(found, "fetched_bytes") / 200 / 1024
     return Row(f"offset by time, {status['segments']:,} segments",
                f"{asked['mean']:.2f} requests, at most {asked['max']}, {fetched:.1f} KiB",
-               f"{COMMAND} {' '.join(options)}", goal="12 requests", reached=asked["max"] <= 12)  # fmt: skip
+               goal="12 requests", reached=asked["max"] <= 12)  # fmt: skip
 
 
 def reads_rows(bench: Bench) -> Iterator[Row]:

@@ -17,8 +17,6 @@ from figures_common import MANY, MIB, ROOT, SIXTEEN, TIERED, Bench, Result, Row,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = "tiered bench dispatch --store STORE --to s3://…"
-
 
 @contextmanager
 def minio() -> Iterator[dict[str, str] | None]:
@@ -100,7 +98,7 @@ def s3_rows(bench: Bench) -> Iterator[Row]:
     with minio() as environment:
         for name, goal in ((SIXTEEN, 0.8), (MANY, 0.7)):
             if environment is None:
-                yield Row(f"dispatch {name}, MinIO", "not measured", COMMAND)
+                yield Row(f"dispatch {name}, MinIO", "not measured")
                 continue
             make_bucket(environment)
             yield one_row(bench, name, "MinIO", environment, goal)
@@ -138,7 +136,7 @@ def one_row(bench: Bench, name: str, server: str, environment: dict[str, str], g
         m["mib_per_second"] / b["mib_per_s"] for m, b in zip(mine, bare, strict=True)
     )
     more = cpu - bare_cpu
-    return Row(f"dispatch {name}, {server}", f"{speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB", COMMAND,
+    return Row(f"dispatch {name}, {server}", f"{speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB",
                limit=f"{share:.2f} of bare PUTs ({limit:.0f} MiB/s, {bare_cpu:.2f} CPU s/GiB): {more:+.2f} CPU s/GiB",
                peer="no S3 backend", goal=f"{goal:g} of bare PUTs" if goal else "+ 2 CPU s/GiB",
                reached=share >= goal if goal else more <= 2)  # fmt: skip

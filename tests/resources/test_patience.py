@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from backends.errors import (
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.api.stores import REASONS, PatientStore, RefusedForNowError
+from tiered.attach.observe import is_well
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -199,6 +201,23 @@ def test_that_a_store_is_full_is_said_once_for_parts_and_for_the_lease(
     assert {one.kind for one in patient.troubles()} == {"put", "replace"}
 
 
+def test_that_a_store_is_gone_is_said_once_a_minute_for_all_requests(
+    patient: PatientStore, failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
+):
+    for outage in (1, 2):
+        failing.error = UnreachableError("nobody there")
+        for _ in range(75):
+            put(patient)
+            with pytest.raises(UnreachableError):
+                list(patient.list(""))
+            clock.advance(1)
+        assert len([one for one in caplog.messages if "nobody there" in one]) == 2 * outage
+        failing.error = None
+        assert put(patient, key=f"{outage}") is None
+        list(patient.list(""))
+        assert len([one for one in caplog.messages if "requests again" in one]) == outage
+
+
 def test_that_a_store_is_full_is_said_once_a_minute_however_often_it_has_room_for_something(
     patient: PatientStore, failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ):
@@ -215,3 +234,16 @@ def test_that_a_store_is_full_is_said_once_a_minute_however_often_it_has_room_fo
     full = "waiting (full): no room; make room"
     again = "the store takes put requests again, after 10 s"
     assert caplog.messages == [full, again, full, again]
+
+
+def test_health_names_each_reason_once(failing: Failing, patient: PatientStore):
+    stalled = SimpleNamespace(is_stalled=True, seconds_without_commit=lambda: 30.0)
+    attachment: Any = SimpleNamespace(fault=None, dispatcher=stalled, patient=patient)
+    failing.error = UnreachableError("cannot reach http://s3:9000")
+    put(patient)
+    with pytest.raises(UnreachableError):
+        list(patient.list(""))
+    assert len(patient.troubles()) == 2
+    assert is_well(attachment) == (
+        "nothing could be committed for 30 s (unreachable: cannot reach http://s3:9000; see whether it runs)"
+    )

@@ -212,6 +212,7 @@ def test_in_a_support_bundle(
     """A log that somebody else has written has them all; and so have the environment and the settings."""
     url, file, log = f"s3://{ministack.bucket()}/tier", tmp_path / "b.tar.gz", tmp_path / "log"
     environment |= {"TIERED_S3_HEADER": HEADERS[0], "GATEWAY_PASSWORD": PASSWORD}
+    environment["MINIO_ACCESS_KEY"] = "tiered"  # a word of every text, which stays readable
     key = "AKIAIOSFODNN7EXAMPLE"
     log.write_text(
         f"first\nGET s3://user:{PASSWORD}x@bucket/tier\naws_secret_access_key = other0badcafe\n{key}\n"
@@ -244,6 +245,7 @@ def test_in_a_support_bundle(
     assert file.stat().st_mode & 0o077 == 0
     assert set(texts) == {"config.json", "doctor.json", "status.json", "log.txt", "about.json"}
     about, status = json.loads(texts["about.json"]), json.loads(texts["status.json"])
+    assert "tieredmq" in about
     assert set(about["missing"]) == {
         f"{page}.txt" for page in ("metrics", "livez", "readyz", "healthz")
     }

@@ -1,4 +1,4 @@
-"""Which seed finds each planted defect first; and the table of that in docs/contributing/simulation.md, made anew."""
+"""Which seed finds each planted defect first; and DEFECTS.md, which says so, made anew."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEEDS = 300
 """So many are run by the tests."""
 MORE_SEEDS = 900
 """So many at most are looked through for a defect, or a branch, that 300 have missed: a few are met once in a hundred."""
-PAGE = Path(__file__).parents[2] / "docs/contributing/simulation.md"
+PAGE = Path(__file__).parent / "DEFECTS.md"
 _TABLE = re.compile(r"(?<=when last counted \|\n\|---\|---\|\n)(?:\|.*\|\n)*")
 
 

@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--defects",
         action="store_true",
-        help="look for every planted defect, and write the table of docs/contributing/simulation.md anew",
+        help="look for every planted defect, and write tests/simulation/DEFECTS.md anew",
     )
     options = parser.parse_args(arguments)
     if options.defects:

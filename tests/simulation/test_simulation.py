@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from simulation.defects import MORE_SEEDS, SEEDS, first_found, seeds_of, told
@@ -67,6 +67,13 @@ def _pinned() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+def in_blocks(first: int, seeds: int) -> list[Any]:
+    """The first seed of each block; every run of the tests has a third of the blocks, at least one."""
+    blocks = range(first, first + seeds, BLOCK)
+    often = max(1, len(blocks) // 3)
+    return [*blocks[:often], *(pytest.param(n, marks=pytest.mark.slow) for n in blocks[often:])]
+
+
 def run_counted(seed: int) -> None:
     try:
         counted[seed] = met(run_world(seed))
@@ -74,13 +81,13 @@ def run_counted(seed: int) -> None:
         pytest.fail(f"{error}\nreplay: python -m tests.simulation {seed}")
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", in_blocks(0, SEEDS))
 def test_i1_to_i6_i8_i9_i12_whatever_happens(first: int):
     for seed in range(first, first + BLOCK):
         run_counted(seed)
 
 
-@pytest.mark.parametrize("first", range(KAFKA_FIRST, KAFKA_FIRST + KAFKA_SEEDS, BLOCK))
+@pytest.mark.parametrize("first", in_blocks(KAFKA_FIRST, KAFKA_SEEDS))
 def test_partitions_of_a_kafka_node_are_what_its_bytes_say(first: int):
     for seed in range(first, first + BLOCK):
         try:
@@ -92,6 +99,7 @@ def test_partitions_of_a_kafka_node_are_what_its_bytes_say(first: int):
     assert few == {}
 
 
+@pytest.mark.slow
 def test_the_simulation_meets_what_it_is_made_for():
     for seed in set(range(SEEDS)) - counted.keys():  # those that ran in no process, or in another
         run_counted(seed)

@@ -359,7 +359,13 @@ def test_each_timer_comes_once_by_many_seeds(tmp_path: Path):
         lived(seed, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["the target is not asked", "a sleeper gives all the same"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "the target is not asked",
+        pytest.param("a sleeper gives all the same", marks=pytest.mark.slow),
+    ],
+)
 def test_a_planted_defect_is_found(name: str, tmp_path: Path):
     defects: dict[str, tuple[object, str, Callable[..., object]]] = {
         "the target is not asked": (HandOver, "_not_there", lambda _self, _sweep, some: some),

@@ -108,6 +108,7 @@ def test_paths_cover_exactly_what_is_wanted(wanted: set[str], others: set[str]) 
     assert covering(wanted, sorted(wanted)) == ([""] if wanted else [])
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_many_files_are_looked_at_by_their_folders(tmp_path: Path, session: Any) -> None:
@@ -221,6 +222,7 @@ def streamed(shop: Shop, session: Any, folder: Path) -> list[int]:
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_a_stream_of_both_beside_compaction(
@@ -262,6 +264,7 @@ def test_a_stream_of_both_beside_compaction(
     assert [text for text in texts if text[0] in "DE"] == ["Ec", "Ea", "Eb", "E-open"]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_a_stream_of_both_over_restarts(shop: Shop, tmp_path: Path, session: Any) -> None:
@@ -311,6 +314,7 @@ def test_what_is_no_page_is_proven_before_spark_reads_it(shop: Shop) -> None:
         _prove_end(store, file)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_a_flipped_bit_in_a_page_is_damage(tmp_path: Path, session: Any) -> None:

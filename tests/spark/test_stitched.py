@@ -364,7 +364,9 @@ class BothKeyed(Both):
             self.compacted += 1
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 24))]
+)
 def test_a_stream_beside_compaction_has_each_message_once_that_is_left(
     seed: int, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.dying_store import OPTIONS, messages
 from support.embedded import reopen
-from support.points import ROOT, points_in_code, points_in_docs
+from support.points import ROOT, points_in_code, points_listed
 from support.replayed import records_of
 from support.stored import check_same, read_all
 
@@ -29,13 +29,13 @@ def in_code() -> list[str]:
     return points_in_code((ROOT / "tiered" / "store").glob("*.py"))
 
 
-def in_docs() -> list[str]:
-    return points_in_docs("embedded-store.md", "store-")
+def listed() -> list[str]:
+    return points_listed("store-")
 
 
-def test_the_table_in_the_docs_lists_each_point_of_the_code_once():
-    assert sorted(in_docs()) == sorted(in_code())
-    assert len(set(in_docs())) == len(in_docs())
+def test_the_table_lists_each_point_of_the_code_once():
+    assert sorted(listed()) == sorted(in_code())
+    assert len(set(listed())) == len(listed())
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +43,18 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each point, with the store as its process left it."""
     folder = tmp_path_factory.mktemp("died")
     done = subprocess.run(
-        [sys.executable, "-m", "support.dying_store", str(folder), *in_docs()],
+        [sys.executable, "-m", "support.dying_store", str(folder), *listed()],
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr.decode()
     ended = dict(json.loads(line) for line in done.stdout.splitlines())
-    assert ended == dict.fromkeys(in_docs(), EXIT_CODE)
+    assert ended == dict.fromkeys(listed(), EXIT_CODE)
     return folder
 
 
-@pytest.mark.parametrize("point", in_docs())
+@pytest.mark.parametrize("point", listed())
 def test_what_was_answered_is_there(died: Path, point: str):
     root, given = died / point / "s", messages()
     told = [json.loads(line) for line in (died / point / "told").read_text().splitlines()]

@@ -98,6 +98,7 @@ def pulled_from(broker: Broker, topic: str, count: int) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_broker_delivers_and_serves_what_it_would_have_stored_itself(tmp_path: Path):
     """Delayed messages are due, batches are unpacked, a committed transaction is there, and none that is undecided."""
     root = tmp_path / "s"

@@ -9,7 +9,9 @@ import shutil
 import sys
 import zlib
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -26,21 +28,26 @@ from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import put_own
-from tiered.api.broker_place import Place
+from tiered.api.broker_place import Place, RetryPlace
 from tiered.archive.job import JobContext, run_job
 from tiered.archive.latest import plan_latest, update_latest
 from tiered.clock import ManualClock
 from tiered.compaction.passes import PassSettings
+from tiered.format.record import decode_record
 from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, LeaseState, encode_lease
 from tiered.keys import LEASE, ObjectId, handover_key, mount_prefix
 from tiered.log.broker_tables import HANDOVER, Handover
+from tiered.log.decode import TierBatch
 from tiered.log.indexed import index_action
+from tiered.log.reader import TierReader
 from tiered.log.state import queue_action
 from tiered.log.timers import HOUR_MS, FactsCopy
 from tiered.model import MessageQueue, QueueOffset
-from tiered.mount.offsets import MountMachine
+from tiered.mount.inflight import QueuePops
+from tiered.mount.offsets import MountMachine, ack_row
+from tiered.mount.retries import RetryWriter, delivered, sent_back
 from tiered.upkeep.compact import Compactor, CompactSettings
 from tiered.upkeep.engine import local_engine
 from tiered.upkeep.workplace import Workplace
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ObjectStore
+    from tiered.mount.retries import Sent
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
 MADE_WITH, ANSWERS = "made-with.json", "answers.json"
@@ -79,6 +87,7 @@ def golden() -> dict[str, bytes]:
     """Every object by its key below its place, one of ``PLACES``."""
     tier, archive, kafka, jmq = (MemoryStore(name) for name in PLACES)
     with ExitStack() as patched:
+        patched.enter_context(patch.object(Holder, "present", return_value=HOLDER))
         # Files name the version that made them; it is no part of their format.
         for module in ("archive.parquet", "archive.job"):
             patched.enter_context(patch(f"tiered.{module}.__version__", "0.2.0"))
@@ -105,6 +114,7 @@ def _tier(store: ObjectStore) -> None:
     builder.say(queue_action("seal", ORDERS, 0, segment=_last_base(builder, ORDERS)))
     put_own(store, PREFIX + LEASE, encode_lease(RELEASED))
     _mount(store)
+    _retries(store)
     _timers(store)
 
 
@@ -195,19 +205,54 @@ def _mount(store: ObjectStore) -> None:
     prefix = mount_prefix(PREFIX, PLACE.broker)
     journal = JournalWriter(
         store, prefix, MountMachine(), writer="0badbeef", clock=ManualClock(),
-        rng=random.Random(2), stop=_never(),
+        rng=random.Random(2), stop=Event(),
     )  # fmt: skip
     journal.take_epoch({"host": "host"})
-    journal.append([{"do": "offsets", "rows": [["shop", "orders", [0], [5]]]}])
+    (handover,) = store.list(f"{PREFIX}meta/handover/")
+    pops = QueuePops(2)
+    pops.give([2, 3, 4, 5], 1, 0)
+    pops.settle(4, 5)
+    pops.give([3], 2, 1)
+    popped = [{"do": "acks", "rows": [ack_row(("pop", *ORDERS), pops.kept())]}]
+    offsets = [["pop", "orders", [0], [2]], ["shop", "orders", [0], [5]]]
+    journal.append([
+        {"do": "offsets", "rows": offsets},
+        *popped,
+        {"do": "modes", "rows": [["pop", "orders", "POP", 1]]},
+        {"do": "handover", "key": handover.key.removeprefix(PREFIX)},
+    ])  # fmt: skip
     journal.write_checkpoint(force=True)
-    journal.append([{"do": "offsets", "rows": [["shop", "orders", [0], [6]]]}])
+    pops.settle(7, 8)
+    journal.append([
+        {"do": "offsets", "rows": [["shop", "orders", [0], [6]]]},
+        {"do": "acks", "rows": [ack_row(("pop", *ORDERS), pops.kept())]},
+    ])  # fmt: skip
     put_own(store, prefix + LEASE, encode_lease(RELEASED))
 
 
-def _never() -> Any:
-    from threading import Event
+def _retries(store: ObjectStore) -> None:
+    """Of four messages that were sent back two wait, one was given out again, and one is a dead letter."""
+    prefix, clock = RetryPlace(PLACE.cluster, PLACE.broker, PLACE.broker).prefix, ManualClock()
+    log = RetryWriter(
+        store, store, prefix, clock, random.Random(4), place=PLACE, old_end=lambda _queue: 0
+    )  # fmt: skip
+    log.begin()
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    batch = reader.queue(ORDERS).read(QueueOffset(2), bytes_max=1, count_max=1)
+    assert isinstance(batch, TierBatch)
+    record = decode_record(batch.records.data)
 
-    return Event()
+    def back(level: int, times: int = 0) -> Sent:
+        made = replace(record, reconsume_times=times)
+        return sent_back(made, "shop", level=level, max_times=16)
+
+    log.commit([back(1), back(3), back(-1)])
+    clock.advance(1)
+    due = [one for one in log.pending() if one.due_ms <= clock.now_ms()]
+    log.commit([delivered(record) for one in due for record in one.records], due)
+    log.tidy(1 << 40)  # writes a checkpoint
+    log.commit([back(0, times=1)])
 
 
 def _timers(store: ObjectStore) -> None:
@@ -254,6 +299,10 @@ QUESTIONS = {
         "verify URL --deep --json",
         "verify URL --deep --timers --json",
         "lease URL --json",
+        "cat URL SCHEDULE_TOPIC_XXXX --json",
+        "cat URL %RETRY%shop --json",
+        "cat URL %DLQ%shop --json",
+        "verify URL --retries broker-a --deep --json",
         "rebuild URL --json",
     ],
     "archive": [

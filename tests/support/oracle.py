@@ -139,9 +139,12 @@ def run(*arguments: str, timeout_s: float = 240) -> list[dict[str, Any]]:
 class Broker:
     """A name server and a broker on one store directory; the broker can be killed and started again."""
 
-    def __init__(self, folder: Path, store: Path, *names: str, **settings: object) -> None:
-        """``names``: further words for the name server."""
+    def __init__(
+        self, folder: Path, store: Path, *names: str, version: str = "5.5", **settings: object
+    ) -> None:
+        """``names``: further words for the name server; ``version``: of both, 4.9 or 5.5."""
         self.store = store
+        self._of = ("client-4.9",) if version == "4.9" else ()
         self._names = names
         self._folder = folder
         self._settings = {**SMALL, **settings}
@@ -152,7 +155,7 @@ class Broker:
         self._start_names()
 
     def _start_names(self) -> None:
-        words = ("namesrv", "--port", self.address.split(":")[1], *self._names)
+        words = (*self._of, "namesrv", "--port", self.address.split(":")[1], *self._names)
         self._name_server = Server(self._folder / "namesrv.log", *words)
         self._name_server.wait_ready()
 
@@ -168,12 +171,18 @@ class Broker:
         ]
         self._broker = Server(
             self._folder / "broker.log",
+            *self._of,
             "broker",
             *("--store", str(self.store), "--namesrv", self.address, "--port", str(self._port)),
             *("--name", BROKER, "--cluster", CLUSTER),
             *options,
         )
         self._broker.wait_ready()
+
+    @property
+    def at(self) -> str:
+        """The broker's address; ``address`` is the name server's."""
+        return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""Named crash points, as the code reaches them and as a page lists them."""
+"""Named crash points, as the code reaches them and as tests/torture/README.md lists them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
+_PARTS = ("store-", "timers-")
 
 
 def points_in_code(paths: Iterable[Path]) -> list[str]:
@@ -25,7 +26,8 @@ def points_in_code(paths: Iterable[Path]) -> list[str]:
     return found
 
 
-def points_in_docs(page: str, prefix: str = "") -> list[str]:
-    """Every name in the table below ``## Crash points`` of a page of docs/ that begins with ``prefix``."""
-    _, _, section = (ROOT / "docs" / page).read_text().partition("## Crash points")
-    return re.findall(rf"^\| `({prefix}[a-z-]+)` \|", section, re.MULTILINE)
+def points_listed(part: str = "") -> list[str]:
+    """Names in the tables of tests/torture/README.md: those that begin with ``part``, or with no part's word."""
+    page = (ROOT / "tests/torture/README.md").read_text("utf-8")
+    names = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
+    return [name for name in names if name.startswith(part or _PARTS) == bool(part)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from support.clocks import Shifted
 from support.command_line import spawn
+from support.points import points_listed
 from support.timer_stores import CAPTURED_MS, delivered, held, pending
 
 from tiered.crashpoints import EXIT_CODE, VARIABLE
@@ -53,9 +54,8 @@ def test_each_point(tiered: CommandLine, store: Path):
     assert report["format"] == 1
 
 
-def test_the_table_in_the_docs_lists_each_point_of_the_code_once():
+def test_the_table_lists_each_point_of_the_code_once():
     code = "".join(path.read_text("utf-8") for path in (ROOT / "timer").glob("*.py"))
-    page = (ROOT / "docs" / "timers.md").read_text("utf-8").partition("## Crash points")[2]
-    listed = re.findall(r"^\| `(timers-[a-z]+)` \|", page, re.MULTILINE)
+    listed = points_listed("timers-")
     assert sorted(listed) == sorted(re.findall(r'reached\("(timers-[a-z]+)"\)', code))
     assert {point.partition(":")[0] for point in (*OF_IMPORT, *OF_RUN)} == {*listed}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import captures, command_line, tier_checks
 from support.command_line import here, program
-from support.points import ROOT, points_in_code, points_in_docs
+from support.points import ROOT, points_in_code, points_listed
 from support.reclaiming import OF_RECLAIM
 from support.victims import FAST, Victim
 
@@ -30,24 +30,20 @@ OF_OTHER_COMMANDS = OF_RECLAIM | OF_ARCHIVE | OF_COMPACTION
 
 
 def in_code() -> list[str]:
-    """Those of the embedded store are in tests/store/test_crash_points.py and docs/embedded-store.md."""
+    """Those of the embedded store are in tests/store/test_crash_points.py."""
     paths = (ROOT / "tiered").rglob("*.py")
     return points_in_code(path for path in paths if path.parent.name != "store")
 
 
-def in_docs() -> list[str]:
-    return points_in_docs("durability.md")
-
-
-def test_the_table_in_the_docs_lists_each_point_of_the_code_once():
-    assert sorted(in_docs()) == sorted(set(in_code()))
+def test_the_table_lists_each_point_of_the_code_once():
+    assert sorted(points_listed()) == sorted(set(in_code()))
 
 
 @pytest.mark.timeout(900)
 def test_each_point(
     stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
 ) -> None:
-    points = [name for name in in_docs() if name not in {QUARANTINE, *OF_OTHER_COMMANDS}]
+    points = [name for name in points_listed() if name not in {QUARANTINE, *OF_OTHER_COMMANDS}]
     victim = Victim(stores("s05-crash"), tmp_path / "store", new_url(tmp_path))
     try:
         step = victim.growing.whole_end // (len(points) + 1)

@@ -65,6 +65,7 @@ def test_i11_gc(
     check_end(url, store, set())
 
 
+@pytest.mark.slow
 def test_i11_what_was_given_up_is_erased(
     stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_i11_a_topic_given_up(
     check_end(url, store, set(topics))
 
 
+@pytest.mark.slow
 def test_i11_a_queue_truncated(
     stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
 ) -> None:

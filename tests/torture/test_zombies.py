@@ -24,6 +24,7 @@ KINDS = ("folder", "ministack", "minio")
 pytestmark = pytest.mark.timeout(120 + 20 * RUNS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -1,1 +1,1 @@
-"""A tier opened for reading, for programs: messages, Arrow, asyncio. ``tiered.open`` is the door."""
+"""A tier opened for reading, for programs: messages, Arrow, asyncio. Entry point: ``tiered.open``."""

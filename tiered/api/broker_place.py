@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backends.errors import web_advice
 from backends.lazy_dataclass import dataclass
 from backends.registry import folder_of, probe
 from tiered.errors import InvalidError
 from tiered.keys import (
+    BUNDLE,
     DATA_ROOTS,
     JOURNAL,
     LEASE,
@@ -27,13 +29,14 @@ from tiered.keys import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from backends.base import Capabilities, ObjectStore
     from tiered.local.interface import StoreIdentity
 
 _LISTED_MAX = 1000
 """A page of a listing; behind so many keys of others a new listing skips the rest of their folder."""
+_RETRY_BUNDLE = f"/{RETRIES}{BUNDLE}"
 SIGNS = (JOURNAL, *DATA_ROOTS)
 """A broker has its data where one of these has an object."""
 ANY_SIGN = (*SIGNS, LEASE)
@@ -83,8 +86,8 @@ def mounts_below(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
     Of one that is shared the name has ``/address``.
     """
     found: set[tuple[str, str]] = set()
-    for info in store.list(prefix + MOUNT):
-        at, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
+    for key in _keys_of_mounts(store, prefix + MOUNT):
+        at, journal, _ = key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
         if journal:
             # The log's journal, or the second copies of its checkpoints; a mount's own has none.
             own = at.removesuffix(f"/{MIRROR[:-1]}").removesuffix(f"/{RETRIES[:-1]}")
@@ -92,6 +95,20 @@ def mounts_below(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
             told = "/".join(map(unescape_name, (name, member) if member else (name,)))
             found.add((told, RETRIES if own != at else ""))
     return sorted(found)
+
+
+def _keys_of_mounts(store: ObjectStore, prefix: str) -> Iterator[str]:
+    """Keys below it, but of the bundles of a retry log, which may be many, a page at most."""
+    after = ""
+    while True:
+        for listed, info in enumerate(store.list(prefix, start_after=after), 1):
+            yield info.key
+            at, bundle, _ = info.key.partition(_RETRY_BUNDLE)
+            if bundle and listed >= _LISTED_MAX:
+                after = f"{at}{bundle[:-1]}0"  # behind all of them
+                break
+        else:
+            return
 
 
 def choose_retries(
@@ -242,7 +259,8 @@ def no_tier(store: ObjectStore) -> InvalidError:
     elif find_places(store, (TIMER + JOURNAL,)):
         what, do = "there are timers here, and no topics", "`tiered timer ls URL` lists them"
     else:
-        what, do = "there is no tier here", "check the URL; `tiered attach` makes a tier"
+        what = "there is no tier here"
+        do = web_advice(store.url) or "check the URL; `tiered attach` makes a tier"
     return InvalidError(what, where=store.url, do=do)
 
 

@@ -128,6 +128,10 @@ class OpenTier:
         """What the journal says, as of opening or the last ``refresh``."""
         return self.reader.state
 
+    def topics(self) -> list[str]:
+        """Names of all topics, in order."""
+        return sorted({queue.topic for queue in self.state.queues})
+
     def queues(self, topic: str | None = None) -> list[MessageQueue]:
         """The queues of a topic, or of all, in order."""
         return sorted(q for q in self.state.queues if topic in {None, q.topic})

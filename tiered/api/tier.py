@@ -17,7 +17,7 @@ from tiered.api.open_tier import OpenTier
 from tiered.api.reading import follow_queue, plan_span, read_span, read_spans, require_positive
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, no_topic
 from tiered.log.lineage import Isolation
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset, TimestampMs
 
@@ -125,12 +125,12 @@ class Tier:
             start: First queue offset; below the first there is, reading begins with that.
             stop: One past the last; default: the end, as of opening or the last ``refresh``.
             tags: Only messages with one of these tags: ``A||B``.
-            sql: Only messages whose properties fulfil this SQL92 expression (docs/filters.md).
+            sql: Only messages whose properties fulfil this SQL92 expression (docs/reading.md).
             incarnation: Of an older incarnation of the queue; default: the present one.
 
         Raises:
             InvalidError: No such queue or incarnation, a bound below zero, or both kinds of filters.
-            FilterError: The filter is none.
+            FilterError: The filter is not valid.
             ExpiredError: Messages have expired while they were read; it says where to go on.
         """
         choice = Choice.of(tags, sql)
@@ -362,11 +362,7 @@ class Tier:
         self.close()
 
     def _no_topic(self, topic: str) -> InvalidError:
-        return InvalidError(
-            f"the tier has no topic {topic}",
-            where=self._opened.store.url,
-            do="`tiered ls URL` lists the topics",
-        )
+        return no_topic(topic, self.topics(), where=self._opened.store.url)
 
 
 REQUESTS = 16

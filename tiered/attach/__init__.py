@@ -1,1 +1,1 @@
-"""A writer attached to a running store: what it finds out at its start, runs beside dispatch, and tells of itself."""
+"""A writer attached to a running store: its start, the threads beside dispatch, and its metrics."""

@@ -79,6 +79,10 @@ _ALL: Final = 1 << 62
 _ITEMS: Final = 4096
 
 
+RUNS: Final = "a broker runs on the store"
+"""What nobody can accept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """Something that only the broker would have done."""
@@ -133,7 +137,7 @@ def _obstacles(attachment: Attachment) -> Iterator[Pending]:
     """What is not in the tier, or may still come."""
     result = attachment.look_again()
     if attachment.local.identity.is_live:
-        yield Pending("a broker runs on the store", 0, "stop it, then decommission again")
+        yield Pending(RUNS, 0, "stop it, then decommission again")
     elif attachment.was_live:
         yield Pending("the broker stopped while its store was read", 0, "decommission again")
     if not result.is_complete:
@@ -358,11 +362,11 @@ _OWN_GROUPS: Final = "CID_RMQ_SYS_"
 _TABLE_DO: Final = "put it back into the broker's config directory, or its .bak in its place"
 _ROCKSDB_DO: Final = "this broker keeps its tables in RocksDB: have it export them first"
 _TIMERS_DO: Final = (
-    "let the broker run until they are delivered, or take them over: add --timers --near 0s, and then"
-    " `tiered timer run` delivers them"
+    "let the broker run until it has delivered them, or import them (--timers --near 0s): then `tiered timer run`"
+    " delivers them"
 )
 _HALF_DO: Final = "let the broker run until it has asked their producers"
 _STATIC_DO: Final = (
     "have the broker serve them until they are consumed: static topics are not tiered"
 )
-_POPPED_DO: Final = "let the broker run until they are acknowledged, or have come again"
+_POPPED_DO: Final = "let the broker run until they are acknowledged or delivered again"

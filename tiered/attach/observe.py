@@ -50,8 +50,8 @@ def is_well(attachment: Attachment) -> str:
     dispatcher = attachment.dispatcher
     if dispatcher is None or not dispatcher.is_stalled:
         return attachment.index.defect if attachment.index is not None else ""
-    troubles = sorted({one.told for one in attachment.patient.troubles()})
-    why = f" ({'; '.join(troubles)})" if troubles else ""
+    troubles = {one.reason: one.told for one in attachment.patient.troubles()}  # one of each
+    why = f" ({'; '.join(sorted(troubles.values()))})" if troubles else ""
     return f"nothing could be committed for {dispatcher.seconds_without_commit():.0f} s{why}"
 
 

@@ -1,1 +1,1 @@
-"""What ``tiered bench`` measures, each figure beside the plain thing that it cannot beat."""
+"""What ``tiered bench`` measures, each figure beside the plain operation that bounds it."""

@@ -74,7 +74,7 @@ class SparkOptions:
     master: str | None = option(
         "where Spark runs, as local[2] or spark://host:7077",
         kinds.Kind("MASTER", str),
-        default_text="as spark-submit says, else this machine's processors",
+        default_text="spark-submit's, else this machine's processors",
     )
     spark_conf: tuple[str, ...] = several(
         "a setting of Spark; may be repeated (in a variable: one a line)",
@@ -103,12 +103,12 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
 
     to: str = required("URL of the archive", kinds.Kind("URL", kinds.parquet_name))
     engine: str = option(
-        "what reads and makes files: this process, or Spark",
+        "what reads and writes files: this process, or Spark",
         kinds.one_of("ENGINE", "local", "spark"),
         default="local",
     )
     jobs: int | None = option(
-        "with the local engine: segments or files at once",
+        "with the local engine: segments or files in parallel",
         kinds.COUNT,
         default_text="one for each processor",
     )
@@ -117,86 +117,79 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
     )
     exclude: tuple[str, ...] = several("topics to leave out, as globs", kinds.GLOBS)
     from_: Moment | None = option(
-        "leave out segments whose messages were all stored before this time", kinds.TIME
+        "skip segments with only messages stored before this time", kinds.TIME
     )
     until: Moment | None = option(
-        "leave out segments whose messages were all stored at this time or later", kinds.TIME
+        "skip segments with only messages stored at or after this time", kinds.TIME
     )
     max_bytes: int | None = option(
-        "commit log to archive in one run, at most, but one segment at least; the oldest first",
+        "maximum commit log archived in a run (at least one segment), oldest first",
         kinds.SIZE,
         name="max-bytes",
         default_text="all",
     )
     max_runtime_ms: int | None = option(
-        "begin no segment after so long, as 50m; what is under way is finished. With Spark: two tasks a core",
+        "begin no segment after this time, as 50m; current ones are finished. With Spark: two tasks a core",
         kinds.DURATION_MS,
     )
     pack_below_bytes: int = option(
-        "segments of less commit log than this share files, one for each topic and day; 0: none does",
+        "smaller segments share a file for each topic and day; 0: none does",
         kinds.SIZE,
         default=64 << 20,
     )
-    seal: bool = flag(
-        "first seal the open segments; while a writer is attached it says so and seals none"
-    )
-    dry_run: bool = flag("say what would be archived, and do nothing")
+    seal: bool = flag("first seal open segments; not while a writer is attached")
+    dry_run: bool = flag("only show what would be archived")
     publish: str | None = option(
-        "then bring a table for each topic up to date, in an Iceberg catalog by URI or by its name in .pyiceberg.yaml",
+        "then update a table for each topic in an Iceberg catalog, given by URI or by its name in .pyiceberg.yaml",
         kinds.Kind("iceberg:CATALOG#NAMESPACE", kinds.destination),
     )
-    merge: bool = flag("archive nothing: make large files of small ones, of each topic and day")
+    merge: bool = flag("only merge small files of each topic and day into large ones")
     merge_below_bytes: int = option(
-        "with --merge: files of less are merged", kinds.SIZE, default=32 << 20
+        "with --merge: merge smaller files", kinds.SIZE, default=32 << 20
     )
-    clean: bool = flag(
-        "archive nothing: delete files that others have replaced, and all that killed runs left; plan, then apply"
-    )
+    clean: bool = flag("only delete replaced files and leftovers of killed runs; plan, then apply")
     grace_ms: int = option(
-        "with --clean: leave what was replaced or written within it; longer than the longest read",
+        "with --clean: keep what was replaced or written this recently; longer than the longest read",
         kinds.DURATION_MS,
         default=24 * HOUR_MS,
     )
     max_deletions: int = option(
-        "with --clean: files deleted in one run, at most", kinds.COUNT, default=10_000
+        "with --clean: maximum files deleted in a run", kinds.COUNT, default=10_000
     )
     metrics_file: str | None = option(
-        "write the run's figures to this file after each entry of the log, for Prometheus",
+        "write the run's metrics to this file after each log entry, for Prometheus",
         kinds.FILE,
     )
     body: tuple[str, ...] = several(
-        "format of message bodies, whose fields become columns: json, avro, protobuf, text, or raw (bytes only);"
-        " for some topics as TOPIC=FORMAT, where TOPIC may be a glob",
+        "format of bodies, whose fields become columns: json, avro, protobuf, text, or raw (bytes only); TOPIC may "
+        "be a glob",
         kinds.Kind("[TOPIC=]FORMAT,...", str),
-        default_text="as the archive's log has fixed it for the topic, else raw",
+        default_text="as fixed in the archive's log, else raw",
     )
     body_schema: tuple[str, ...] = several(
-        "what bodies are made of: for json columns as in SQL or a JSON Schema, for avro an .avsc file, for protobuf"
-        " a descriptor set",
+        "schema of bodies: for json SQL columns or a JSON Schema, for avro an .avsc file, for protobuf a descriptor "
+        "set",
         kinds.Kind("[TOPIC=]FILE,...", str),
         default_text="inferred from the topic's first messages, with json",
     )
     body_message: tuple[str, ...] = several(
-        "with protobuf: full name of the message", kinds.Kind("[TOPIC=]NAME,...", str)
+        "with protobuf: full message name", kinds.Kind("[TOPIC=]NAME,...", str)
     )
     isolation: str | None = option(
         ISOLATION_HELP,
         kinds.ISOLATION,
-        default_text="as the archive has it, else read_committed",
+        default_text="the archive's, else read_committed",
     )
-    raw_records: bool = flag("add a column with the bytes of each stored record")
+    raw_records: bool = flag("add a column with each record's stored bytes")
     decode_again: bool = flag(
-        "also archive again what lacks columns that were fixed since, as far as the tier still has it"
+        "also archive again what lacks newer columns, if the tier still has it"
     )
     key_index: bool = flag(
-        "archive nothing: make an index of the keys, so that `tiered query` of the archive reads less"
+        "only make a key index, so that `tiered query` of the archive reads less"
     )
-    verify: bool = flag(
-        "archive nothing: read every file of the archive and hold it against its log and the tier"
-    )
+    verify: bool = flag("only read every file and compare it with the archive's log and the tier")
     repair: bool = flag(
-        "archive nothing: make files again from the tier that are lost or cut, and with --verify those that are damaged;"
-        " plan, then apply"
+        "only make lost or cut files again from the tier, with --verify also damaged ones; plan, then apply"
     )
 
     def of_one_broker(self) -> list[str]:

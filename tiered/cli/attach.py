@@ -55,19 +55,23 @@ _MIB = 1024 * 1024
 class AttachOptions(ServingOptions):
     """What ``tiered attach`` can be told."""
 
-    store: str = argument(click.Path())
+    store: str = argument(
+        "the broker's store directory (storePathRootDir), of RocketMQ or JoyQueue; or a Kafka node's log directories,"
+        " separated by commas as in log.dirs",
+        click.Path(),
+    )
     to: str = required("URL of the tier", kinds.URL)
-    once: bool = flag("end when the present end is durable")
-    seal: bool = flag("with --once: then seal every open segment", needs="once decommission")
+    once: bool = flag("tier what is there now, then exit")
+    seal: bool = flag("with --once: seal all open segments at the end", needs="once decommission")
     merge: bool = flag(
-        "with --once: then merge bundles until nothing is due, also those of this run; else only what earlier runs have"
-        " left",
+        "with --once: merge all that is due, including this run's objects; default: only what earlier runs left"
+        " due",
         needs="once decommission",
     )
     topics: tuple[str, ...] = several("topics to tier, as globs", kinds.GLOBS, default_text="all")
-    exclude: tuple[str, ...] = several("topics not to tier, as globs", kinds.GLOBS)
+    exclude: tuple[str, ...] = several("topics to leave out, as globs", kinds.GLOBS)
     start: str | Moment = option(
-        "where a queue begins that is not in the tier yet: earliest, latest, or a time",
+        "where a queue that is not in the tier yet begins: earliest, latest, or a time",
         kinds.Kind("WHERE", kinds.start),
         default=kinds.start("earliest"),
     )
@@ -77,101 +81,96 @@ class AttachOptions(ServingOptions):
         default=2.0,
     )
     decommission: bool = flag(
-        "tier all that a stopped broker left, as --once --seal, keep its tables of topics, groups and"
-        " offsets in the tier, and mark it as decommissioned, for `tiered mount`; does not when"
-        " something is not done yet, and says what"
+        "retire a stopped broker for `tiered mount`: tier everything (as --once --seal), keep its topics, groups"
+        " and offsets in the tier, and mark it decommissioned; refused, with the reasons, while the broker still"
+        " has work to do"
     )
     accept_pending: bool = flag(
-        "with --decommission: give up what only the broker would have done, such as delayed messages that are not due",
+        "with --decommission: give up what only the broker could still do, such as delivering delayed messages",
         needs="decommission",
     )
     acl_from: str | None = option(
-        "with --decommission: keep the broker's rules of access in the tier, too, never a secret: its plain_acl.yml or"
+        "with --decommission: keep the broker's access rules in the tier, without secrets; its plain_acl.yml or"
         " conf/acl, or a file of users and rules of 5.x",
         kinds.FILE,
-        default_text="none, or those that were kept before",
+        default_text="none, or the rules kept earlier",
         needs="decommission",
     )
     timers: bool = flag(
-        "take timers that are due later than --near into the tier, too, as `tiered timer import` does; the broker keeps its"
-        " copies, and delivers them"
+        "also copy timers due later than --near into the tier, as `tiered timer import` does; the broker keeps"
+        " and delivers its own copies"
     )
     near_ms: int = option(
-        "with --timers: leave what is due within so long with the broker",
+        "with --timers: leave timers due within this time to the broker",
         kinds.DURATION_MS,
         default=NEAR_MS,
         needs="timers",
     )
     recommission: bool = flag(
-        "go on with a tier whose broker was decommissioned, and is back", excludes="decommission"
+        "continue a tier whose decommissioned broker is back", excludes="decommission"
     )
     nice: int = option(
-        "how far to step back behind the broker when the processors are busy: niceness, 0 to 19",
+        "niceness, 0 to 19: yield the CPU to the broker",
         kinds.NUMBER,
         default=10,
     )
     give_up_s: float = option(
-        "with --once: end with code 3 when nothing could be uploaded for so long",
+        "with --once: exit with code 3 when no upload has succeeded for this long",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
     )
     broker_addr: Address | None = option(
-        "the running broker, asked for the end of its log where replicas may truncate it",
+        "running broker to ask for the end of its log, where replicas may truncate it",
         kinds.ADDRESS,
         default_text="not asked",
     )
     max_upload_rate_bytes_s: int = option(
-        "bytes uploaded in a second, at most; 0: no limit", kinds.SIZE, default=0
+        "maximum upload rate in bytes per second; 0: unlimited", kinds.SIZE, default=0
     )
     max_read_rate_bytes_s: int = option(
-        "bytes of the local store read in a second, at most; 0: no limit", kinds.SIZE, default=0
+        "maximum read rate from the broker's store in bytes per second; 0: unlimited",
+        kinds.SIZE,
+        default=0,
     )
     bundle_size_bytes: int = option(
-        "start an upload round when this much is buffered; also the target size of an object",
+        "buffered bytes that start an upload round; also the target object size",
         kinds.SIZE,
         default=16 * _MIB,
     )
-    segment_size_bytes: int = option(
-        "bytes at which a segment is sealed", kinds.SIZE, default=1024 * _MIB
-    )
+    segment_size_bytes: int = option("seal a segment at this size", kinds.SIZE, default=1024 * _MIB)
     segment_age_s: float = option(
-        "age at which a segment is sealed, also when its queue is quiet; only sealed segments are archived and expire",
+        "seal a segment at this age, even in a quiet queue; only sealed segments are archived and expire",
         kinds.DURATION_S,
         default=86_400.0,
     )
-    buffer_size_bytes: int = option(
-        "bytes of records held in memory, at most", kinds.SIZE, default=128 * _MIB
-    )
-    uploads: int = option(
-        "uploads at once, at most; fewer where the way to the store is slow", kinds.COUNT, default=8
-    )
+    buffer_size_bytes: int = option("maximum memory for records", kinds.SIZE, default=128 * _MIB)
+    uploads: int = option("maximum parallel uploads; fewer on slow links", kinds.COUNT, default=8)
     compress: str = option(
-        "compress what merging is done with: zstd, zstd:LEVEL with a level from 1 to 19, or none",
+        "how merging compresses its last level: zstd, zstd:LEVEL (1 to 19), or none",
         kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default="zstd",
-        default_text="zstd, which is level 3",
+        default_text="zstd, level 3",
     )
     compact: bool = flag(
-        "of topics whose cleanup.policy is COMPACTION keep only the newest message of each key, as `tiered compact` does"
+        "keep only the newest message of each key in topics whose cleanup.policy is COMPACTION, as `tiered"
+        " compact` does"
     )
     compact_interval_ms: int = option(
-        "with --compact: time between two rounds", kinds.DURATION_MS, default=900_000
+        "with --compact: time between rounds", kinds.DURATION_MS, default=900_000
     )
     strict: bool = flag(
-        "end with code 1 also for what is explained and recorded (gaps, torn tails, left-out queues)"
+        "exit with code 1 even for recorded, explained losses (gaps, torn tails, left-out queues)"
     )
-    no_index: bool = flag("make no key index; `tiered query` then reads")
-    index_items: int = option(
-        "keys in one index object; it takes 34 bytes each", kinds.COUNT, default=1 << 20
-    )
+    no_index: bool = flag("make no key index; `tiered query` then reads the messages")
+    index_items: int = option("keys per index object, 34 bytes each", kinds.COUNT, default=1 << 20)
     index_age_s: float = option(
-        "an index object is made at the latest so long after its first key",
+        "maximum age of a key before its index object is made",
         kinds.DURATION_S,
         default=3600.0,
     )
     index_dir: str | None = option(
-        "where the key index's work file goes (32 bytes a key; never into the store)",
+        "directory for the key index's work file, 32 bytes per key; never inside the store",
         kinds.DIR,
         default_text="the system's directory for temporary files",
     )
@@ -202,9 +201,6 @@ class Ending:
 @command("attach", AttachOptions)
 def run(call: Call, options: AttachOptions) -> int:
     """Follows a store directory, live or dead, and tiers it.
-
-    It is RocketMQ's, JoyQueue's, or a log directory of a Kafka node; several of one node stand with commas between them, as
-    in its log.dirs.
 
     Examples:
         tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400
@@ -566,13 +562,17 @@ def decommission_lines(document: dict[str, Any]) -> list[str]:
         found.append(f"tiered: {waits} in retry topics: their groups get them from the mount")
     found += [f"tiered: note: {note}" for note in document["notes"]]
     if not document["is_decommissioned"]:
-        return [*found, "tiered: not decommissioned; --accept-pending gives up what is pending"]
+        from tiered.attach.decommission import RUNS
+
+        only_waits = all(one["what"] == RUNS for one in document["pending"])
+        more = "" if only_waits else "; --accept-pending gives up what is pending"
+        return [*found, f"tiered: not decommissioned{more}"]
     return [
         *found,
         (
             f"tiered: decommissioned: {counted(document['topics'], 'topic')},"
             f" {counted(document['groups'], 'group')} and offsets of"
-            f" {counted(document['consumer_offsets'], 'queue')} are kept; `tiered mount` goes on"
+            f" {counted(document['consumer_offsets'], 'queue')} are in the tier; `tiered mount` can serve it"
         ),
     ]
 

@@ -98,7 +98,7 @@ BENCH = group(
 class MakeStoreOptions:
     """What ``tiered bench make-store`` can be told."""
 
-    directory: str = argument(metavar="DIR")
+    directory: str = argument("store directory to make", metavar="DIR")
     messages: int = option("messages in all", kinds.COUNT, default=200_000)
     body_bytes: int = option("bytes of each body", kinds.SIZE, default=1024)
     queues: int = option("queues of each topic", kinds.COUNT, default=16)
@@ -149,12 +149,16 @@ EMBEDDED_COLUMNS = ["what", "value", "unit", "plain", "ratio", "cpu_us_per_messa
 class EmbeddedOptions:
     """What ``tiered bench store`` can be told."""
 
-    directory: str | None = maybe(click.Path(file_okay=False), metavar="[DIR]")
-    messages: int = option("messages to append, and to recover", kinds.COUNT, default=300_000)
+    directory: str | None = maybe(
+        "folder to measure in [default: a temporary one]",
+        click.Path(file_okay=False),
+        metavar="[DIR]",
+    )
+    messages: int = option("messages to append and to recover", kinds.COUNT, default=300_000)
     body_bytes: int = option("bytes of each body", kinds.SIZE, default=1024)
     threads: int = option("threads that append under sync", kinds.COUNT, default=32)
     seconds: float = option(
-        "how long sync and visibility are measured", kinds.DURATION_S_FROM_0, default=5.0
+        "how long to measure sync and visibility", kinds.DURATION_S_FROM_0, default=5.0
     )
     rate: int = option(
         "messages a second while visibility is measured", kinds.COUNT, default=20_000
@@ -221,24 +225,22 @@ class ReadOptions:
     pattern: str = option("what readers do", PATTERNS, default="sequential")
     groups: int = option("readers (sequential, groups)", kinds.COUNT, default=1)
     threads: int = option("threads that read (sequential, seeks)", kinds.COUNT, default=1)
-    count: int = option("messages that a client asks for at once", kinds.COUNT, default=32)
+    count: int = option("messages in a client's request", kinds.COUNT, default=32)
     reads: int = option("reads (seeks, stops, keys, times)", kinds.COUNT, default=200)
     seconds: float = option("how long to read (groups)", kinds.DURATION_S_FROM_0, default=5.0)
     memory_bytes: int = option(
-        "memory for what is cached, read ahead and on its way", kinds.SIZE, default=256 * _MIB
+        "memory for cache, read-ahead and requests in flight", kinds.SIZE, default=256 * _MIB
     )
-    requests: int = option("requests under way at once, on both sides", kinds.COUNT, default=16)
+    requests: int = option("parallel requests, on both sides", kinds.COUNT, default=16)
     latency_ms: float = option("added to each request, milliseconds", kinds.AMOUNT, default=0.0)
-    bandwidth: float = option(
-        "of each request by itself, MiB/s; 0: no limit", kinds.AMOUNT, default=0.0
-    )
+    bandwidth: float = option("of each request, MiB/s; 0: no limit", kinds.AMOUNT, default=0.0)
     stall_percent: float = option(
-        "share of the requests that is held up, percent; not with plain GETs",
+        "share of requests that stall, percent; not with plain GETs",
         kinds.AMOUNT,
         default=0.0,
     )
-    stall_ms: float = option("for how long, milliseconds", kinds.AMOUNT, default=1000.0)
-    seed: int = option("of what is random", kinds.NUMBER, default=1)
+    stall_ms: float = option("duration of a stall, milliseconds", kinds.AMOUNT, default=1000.0)
+    seed: int = option("random seed", kinds.NUMBER, default=1)
 
 
 @BENCH.has("read", ReadOptions)

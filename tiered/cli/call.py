@@ -36,14 +36,14 @@ class CommonOptions:
     """What every command can be told, before its name or behind it."""
 
     cluster: str | None = option(
-        "cluster whose broker is meant",
+        "cluster of the broker",
         kinds.NAME,
-        default_text="the only one there; for attach, as the store says, else DefaultCluster, and says so",
+        default_text="the only one; for attach the store's, else DefaultCluster",
     )
     broker: str | None = option(
-        "broker that is meant",
+        "the broker",
         kinds.NAME,
-        default_text="the only one there; for attach, as the store says, else broker, and says so",
+        default_text="the only one; for attach the store's, else broker",
     )
     endpoint_url: str | None = option(
         "S3 endpoint",
@@ -52,51 +52,51 @@ class CommonOptions:
     )
     region: str | None = option("S3 region", kinds.NAME, default_text="from AWS settings")
     profile: str | None = option(
-        "AWS profile to take credentials and settings from", kinds.NAME, default_text="AWS_PROFILE"
+        "AWS profile for credentials and settings", kinds.NAME, default_text="AWS_PROFILE"
     )
     path_style: bool | None = custom(
         Setting(
-            help="put the bucket into the path, or into the host name",
+            help="bucket in the path, or in the host name",
             shape=Shape.FLAG,
-            default_text="path with an endpoint of one's own",
+            default_text="path with a custom endpoint",
             spellings=("--path-style/--virtual-host",),
         )
     )
     s3_header: tuple[str, ...] = several(
-        "header added to each S3 request; may be repeated (in a variable: one a line)",
+        "header of each S3 request; may be repeated (in a variable: one a line)",
         kinds.PAIR,
         separator="\n",
         is_masked=True,
     )
     sse_kms_key_id: str | None = option(
-        "key with which the S3 server encrypts each object",
+        "key with which the S3 server encrypts objects",
         kinds.Kind("ID", str),
         default_text="the bucket's own rule",
     )
     ca_bundle: str | None = option(
-        "PEM file of authorities to trust beside the system's, for an https endpoint",
+        "PEM file of further trusted authorities for an https endpoint",
         kinds.FILE,
-        default_text="AWS_CA_BUNDLE, else that of the AWS profile",
+        default_text="AWS_CA_BUNDLE, else the AWS profile's",
     )
     request_timeout_s: float = option(
-        "deadline of each request; one that moves MiBs has at least a second more for each 512 KiB",
+        "deadline of each request, plus at least a second for each 512 KiB",
         kinds.DURATION_S,
         default=30.0,
     )
     output: str = custom(
         Setting(
-            help="output format; table is fitted to the terminal, wide is never truncated",
+            help="output format; table fits the terminal, wide is never truncated",
             kind=OUTPUTS,
             default="table",
             spellings=("--output", "-o"),
         )
     )
-    json: bool = flag("the result as exactly one JSON document, as -o json")
+    json: bool = flag("print exactly one JSON document, as -o json")
     quiet: bool = flag("no progress and no summary on stderr")
     log_format: str = option(
-        "form of every line on stderr", kinds.one_of("FORM", "text", "json"), default="text"
+        "format of lines on stderr", kinds.one_of("FORM", "text", "json"), default="text"
     )
-    debug: bool = flag("log everything, and show tracebacks")
+    debug: bool = flag("log everything and show tracebacks")
 
 
 class Results:

@@ -11,7 +11,7 @@ from tiered.cli import kinds
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, SpanOptions, argument, flag, option
 from tiered.cli.values import few
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, no_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,28 +46,28 @@ class CatOptions(SpanOptions):
         "only this queue", kinds.NUMBER, default_text="all, one after another"
     )
     offset: int | None = option(
-        "first queue offset in each queue", kinds.NUMBER, default_text="the first there is"
+        "first queue offset in each queue", kinds.NUMBER, default_text="the first"
     )
     incarnation: str | None = option(
-        "print this incarnation of each queue, or all, oldest first, with what the broker truncated;"
-        " messages then say which they are of",
+        "print this incarnation of each queue, or all, oldest first, truncated messages included; each message "
+        "names its incarnation",
         kinds.Kind("N|all", kinds.incarnation),
         default_text="the present one",
     )
-    count: int | None = option("messages in all, at most", kinds.NUMBER, default_text="no limit")
+    count: int | None = option("maximum messages in all", kinds.NUMBER, default_text="no limit")
     tag: str | None = option(
         "only messages with one of these tags: A||B, or * for all",
         kinds.Kind("EXPR", str),
         default_text="*",
     )
     sql: str | None = option(
-        "only messages whose properties meet this SQL92 expression (docs/filters.md)",
+        "only messages whose properties meet this SQL92 expression (docs/reading.md)",
         kinds.Kind("EXPR", str),
         default_text="all messages",
     )
-    follow: bool = flag("go on with messages as they are tiered", excludes="until")
+    follow: bool = flag("continue with messages as they are tiered", excludes="until")
     format: str = option(
-        "json: a line each; raw: the records; body: the bodies, nothing between; text: for eyes",
+        "json: a line each; raw: records; body: bodies, nothing between; text: for people",
         kinds.one_of("FORMAT", "json", "raw", "body", "text"),
         default="json",
     )
@@ -208,12 +208,13 @@ def check_queues(tiers: Sequence[OpenTier], topic: str, number: int | None) -> N
     tier = tiers[0]
     known = sorted({queue.queue_id for one in tiers for queue in one.queues(topic)})
     if not known:
-        what = f"the tier has no topic {topic}"
-    elif number is not None and number not in known:
-        what = f"topic {topic} has no queue {number}, only {_ranges(known)}"
-    else:
-        return
-    raise InvalidError(what, where=tier.store.url, do="`tiered ls URL` lists the topics and queues")
+        raise no_topic(topic, tier.topics(), where=tier.store.url)
+    if number is not None and number not in known:
+        raise InvalidError(
+            f"topic {topic} has no queue {number}, only {_ranges(known)}",
+            where=tier.store.url,
+            do="`tiered ls URL` lists the topics and queues",
+        )
 
 
 def _print_all(tier: OpenTier, printer: Printer, topic: str, number: int | None) -> None:

@@ -49,7 +49,7 @@ class CompactOptions(PlanOptions, SparkOptions):
 
     topic: tuple[str, ...] = several("topics to compact", kinds.Kind("TOPIC,...", str))
     store: str | None = option(
-        "store directory: its topics whose cleanup.policy is COMPACTION are compacted, too",
+        "store directory: also compact its topics whose cleanup.policy is COMPACTION",
         kinds.DIR,
     )
     engine: str = option(
@@ -58,10 +58,10 @@ class CompactOptions(PlanOptions, SparkOptions):
         default="local",
     )
     across_queues: bool = flag(
-        "of a key that went to several queues the newest by store time stays, and not one in each queue"
+        "keep only the newest message of a key across queues, by store time, not one in each queue"
     )
     archive: str | None = option(
-        "URL of an archive: its table of newest rows of each topic is brought up to date, and the tier is not touched",
+        "URL of an archive: update its table of newest rows of each topic, and leave the tier alone",
         kinds.URL,
     )
     policy: str = option(
@@ -70,29 +70,29 @@ class CompactOptions(PlanOptions, SparkOptions):
         default="careful",
     )
     tombstones_ms: int | None = option(
-        "how long a message with an empty body, which deletes its key, stays for readers to meet",
+        "how long a message with an empty body, which deletes its key, stays readable",
         kinds.DURATION_MS,
-        default_text="24h; of the policy rocketmq 0s",
+        default_text="24h; with --policy rocketmq 0s",
     )
     dirty_ratio: float = option(
-        "a queue is compacted when what is new in it is more than this share; 0: anything new is enough",
+        "compact a queue when more than this share of it is new; 0: when anything is new",
         kinds.SHARE,
         default=0.5,
     )
-    min_lag_ms: int = option("younger messages are not touched", kinds.DURATION_MS, default=0)
+    min_lag_ms: int = option("leave younger messages alone", kinds.DURATION_MS, default=0)
     max_lag_ms: int | None = option(
-        "what has waited for so long is compacted whatever the ratio",
+        "compact what has waited this long, whatever the ratio",
         kinds.DURATION_MS,
-        default_text="for ever",
+        default_text="no limit",
     )
     map_bytes: int = option(
-        "memory for keys, 160 bytes each; what has no room is looked at in further rounds",
+        "memory for keys, 160 bytes each; the rest is left to further rounds",
         kinds.SIZE,
         name="map-size",
         default=256 * MIB,
     )
     compress: str = option(
-        "what is rewritten is compressed: zstd, zstd:LEVEL or none",
+        "compress what is rewritten: zstd, zstd:LEVEL or none",
         kinds.Kind("HOW", kinds.compression),
         default="zstd",
     )
@@ -102,9 +102,8 @@ class CompactOptions(PlanOptions, SparkOptions):
 def run(call: Call, options: CompactOptions) -> int:
     """Keeps the newest message of each key: plan, then apply.
 
-    The key is all of a message's KEYS. Only sealed segments are looked at, and the newest message of a queue always
-    stays. Order and queue offsets never change; asking for one that is gone gives the next. It may run beside
-    `attach`.
+    The key is a message's whole KEYS. Only sealed segments are compacted; the newest message of a queue always stays.
+    Order and queue offsets never change; reading a removed offset gives the next message. It can run beside `attach`.
 
     Examples:
         tiered compact s3://bucket/prefix --topic prices --archive s3://bucket2/parquet --apply -

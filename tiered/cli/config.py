@@ -64,7 +64,7 @@ def show(call: Call, _options: ShowOptions) -> int:
 class CompletionOptions:
     """What ``tiered completion`` can be told."""
 
-    shell: str = argument(click.Choice(SHELLS))
+    shell: str = argument("which shell", click.Choice(SHELLS))
 
 
 @command("completion", CompletionOptions)

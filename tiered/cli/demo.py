@@ -7,6 +7,7 @@ changed since is ever emptied: somebody may have written to the demo's store or 
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import sys
 import tempfile
@@ -22,10 +23,12 @@ from tiered.cli.options import option
 from tiered.cli.output import picked, show
 from tiered.cli.values import counted, format_size
 from tiered.errors import InvalidError
+from tiered.model import TimestampMs
 
 if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.cli.call import Call
+    from tiered.clock import Clock
     from tiered.store.embedded import MessageStore
     from tiered.store.new_message import NewMessage
     from tiered.store.store_options import StoreOptions
@@ -38,7 +41,8 @@ INDEX_SLOTS = 100_000
 WORDS = ("order", "paid", "sent", "tier", "queue", "offset", "broker", "ledger", "message", "body")
 BODY_BYTES = 512
 _MADE = ("store", "tier", "timed", "delivered")
-_BATCH = 1000
+_BATCH = 100
+_DAY_MS = 86_400_000
 TIMERS = 50
 SOON_MS = 1_500
 MONTH_MS = 30 * 24 * 3_600_000
@@ -51,13 +55,13 @@ class DemoOptions:
     """What ``tiered demo`` can be told."""
 
     dir: str | None = option(
-        "directory to work in, emptied of an earlier demo if nobody used it since",
+        "directory to work in; an unused earlier demo is removed",
         kinds.DIR,
         default_text="a new temporary one",
     )
     messages: int = option("messages to store", kinds.COUNT, default=10_000)
     source: str = option(
-        "whose store it is: one that is made here, or a captured log directory of a Kafka node",
+        "kind of store: one made here, or a captured log directory of a Kafka node",
         kinds.one_of("NAME", "rocketmq", "kafka"),
         default="rocketmq",
     )
@@ -65,7 +69,7 @@ class DemoOptions:
 
 @command("demo", DemoOptions)
 def run(call: Call, options: DemoOptions) -> int:
-    """Shows the whole story on a local folder, without a server.
+    """Demonstrates everything on a local folder, without a server.
 
     Examples:
         tiered demo
@@ -84,7 +88,7 @@ def run(call: Call, options: DemoOptions) -> int:
         read = read_back(call, url)
         progress.tell("verifying it")
         verified = verify(call, url, store)
-        progress.tell("keeping timers in it")
+        progress.tell("keeping timers in the tier")
         timers = keep_timers(call, folder, url)
     document = {
         "format": 1,
@@ -206,15 +210,17 @@ def fingerprint(folder: Path) -> str:
 
 
 def make(call: Call, store: Path, count: int) -> dict[str, Any]:
-    """Store messages whose bodies can be read, without a broker."""
+    """Store messages of a day whose bodies can be read, without a broker."""
     import random
 
     from tiered.store.new_message import NewMessage
 
-    rng = random.Random(1)  # noqa: S311 (content, no secret)
+    rng, late = random.Random(1), random.Random(2)  # noqa: S311 (content, no secret)
+    clock, end_ms = _PastClock(call.clock), call.clock.now_ms()
     size = 0
-    with made_store(call, store) as writer:
+    with made_store(call, store, clock) as writer:
         for start in range(0, count, _BATCH):
+            clock.stopped_ms = end_ms - round((1 - time_of_day(start / count)) * _DAY_MS)
             batch = [
                 NewMessage(
                     topic=TOPICS[number % len(TOPICS)],
@@ -222,6 +228,7 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
                     body=" ".join(rng.choices(WORDS, k=BODY_BYTES // 4)).encode()[:BODY_BYTES],
                     tags=rng.choice(WORDS),
                     keys=f"key-{number}",
+                    born_timestamp_ms=clock.stopped_ms - round(late.lognormvariate(1.5, 0.8)),
                 )
                 for number in range(start, min(start + _BATCH, count))
             ]
@@ -229,13 +236,33 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
     return {"messages": count, "size_bytes": size, "topics": len(TOPICS), "queues": QUEUES}
 
 
-def made_store(call: Call, folder: Path) -> MessageStore:
+def time_of_day(share: float) -> float:
+    """When in a day, from 0 to 1, that share of its messages has come: most do in its middle."""
+    return share + math.sin(2 * math.pi * share) / 10
+
+
+class _PastClock:
+    """A clock that goes, and whose time of day somebody sets."""
+
+    def __init__(self, going: Clock) -> None:
+        self.stopped_ms: int = going.now_ms()
+        self.monotonic_s = going.monotonic_s
+        self.wait = going.wait
+
+    def now_ms(self) -> TimestampMs:
+        return TimestampMs(self.stopped_ms)
+
+
+def made_store(call: Call, folder: Path, clock: Clock | None = None) -> MessageStore:
     """A new one, to write to."""
     from tiered.store.embedded import MessageStore
 
-    options, clock = store_options(), call.clock
     return MessageStore.create(
-        folder, cluster="demo-cluster", broker="demo-broker", clock=clock, options=options
+        folder,
+        cluster="demo-cluster",
+        broker="demo-broker",
+        clock=clock or call.clock,
+        options=store_options(),
     )
 
 

@@ -25,15 +25,14 @@ class DoctorOptions:
 
     url: str = argument()
     new: bool = flag(
-        "a tier is to be made here: look also at a folder that is not there yet (the one above it must be),"
-        " or that has other things in it; without it that is an error, and an empty one is looked at"
+        "check a place for a new tier: a folder may be missing (its parent must exist) or hold other things"
     )
-    store: str | None = option("local store directory to look at as well", kinds.DIR)
+    store: str | None = option("local store directory to check too", kinds.DIR)
 
 
 @command("doctor", DoctorOptions)
 def run(call: Call, options: DoctorOptions) -> int:
-    """Looks for what is set up wrong, and says what to do.
+    """Finds what is set up wrong, and says what to do.
 
     Examples:
         tiered doctor s3://bucket/prefix
@@ -80,7 +79,7 @@ def run(call: Call, options: DoctorOptions) -> int:
 class PolicyOptions:
     """What ``tiered policy`` can be told."""
 
-    role: str = argument()
+    role: str = argument("writer, reader, archiver, reclaimer, eraser, timekeeper or mounter")
     url: str = argument()
     archive: str | None = option("for an archiver: where it writes", kinds.URL)
 

@@ -56,33 +56,33 @@ class _Listed(NamedTuple):
 
 
 LISTED: Mapping[str, _Listed] = {
-    "demo": _Listed("demo", "Shows the whole story on a local folder, without a server."),
+    "demo": _Listed("demo", "Demonstrates everything on a local folder, without a server."),
     "attach": _Listed("attach", "Follows a store directory, live or dead, and tiers it."),
-    "status": _Listed("status", "Says how far each queue is tiered, and what waits and why."),
+    "status": _Listed("status", "Shows how far each queue is tiered, and what is pending."),
     "ls": _Listed("status", "Lists topics and queues, or the segments and their objects."),
     "cat": _Listed("cat", "Prints the messages of a topic, queue after queue."),
     "query": _Listed("query", "Finds messages by key or unique id, newest first."),
-    "verify": _Listed("verify", "Checks that a tier is whole, or equal to a local store."),
+    "verify": _Listed("verify", "Checks that a tier is intact, or equal to a local store."),
     "archive": _Listed("archive", "Rewrites sealed segments as Parquet, or verifies them."),
     "sql": _Listed("sql", "Answers a question in SQL from an archive."),
-    "hand-back": _Listed("restore", "Gives a broker that is back what groups have told its mount."),
-    "gc": _Listed("planned", "Deletes what no reader can reach any more: plan, then apply."),
-    "expire": _Listed("planned", "Gives up messages older than a time: plan, then apply."),
-    "delete-topic": _Listed("planned", "Gives up everything of a topic: plan, then apply."),
+    "hand-back": _Listed("restore", "Returns a mount's offsets and retries to its broker."),
+    "gc": _Listed("planned", "Deletes what no reader can reach: plan, then apply."),
+    "expire": _Listed("planned", "Expires messages older than a time: plan, then apply."),
+    "delete-topic": _Listed("planned", "Expires everything of a topic: plan, then apply."),
     "truncate": _Listed("planned", "Ends a queue at an earlier offset: plan, then apply."),
     "compact": _Listed("compact", "Keeps the newest message of each key: plan, then apply."),
     "pause": _Listed("pause", "Makes attach skip a topic until it is resumed."),
-    "resume": _Listed("pause", "Makes attach go on with a paused topic."),
-    "lease": _Listed("status", "Says who writes a tier and until when, or frees its lease."),
-    "rebuild": _Listed("verify", "Makes a lost journal again, from the objects."),
-    "doctor": _Listed("doctor", "Looks for what is set up wrong, and says what to do."),
+    "resume": _Listed("pause", "Resumes a paused topic."),
+    "lease": _Listed("status", "Shows who writes a tier and until when, or frees its lease."),
+    "rebuild": _Listed("verify", "Rebuilds a lost journal from the objects."),
+    "doctor": _Listed("doctor", "Finds what is set up wrong, and says what to do."),
     "web": _Listed("web", "Shows a tier as pages in a browser, read-only."),
     "mount": _Listed("mount", "Serves a tier read-only to RocketMQ's clients."),
-    "restore": _Listed("restore", "Makes a store directory of a tier, for a broker to start on."),
-    "timer": _Listed("timer", "Keeps messages that are due much later."),
+    "restore": _Listed("restore", "Rebuilds a broker's store directory from a tier."),
+    "timer": _Listed("timer", "Imports, lists, cancels and delivers long-delayed messages."),
     "store": _Listed("store", "Makes and writes local stores without a broker."),
     "support-bundle": _Listed(
-        "support_bundle", "Gathers what help needs, in one file, without secrets."
+        "support_bundle", "Collects what support needs in one file, without secrets."
     ),
     "policy": _Listed("doctor", "Prints the S3 policy that a role needs."),
     "bench": _Listed("bench", "Measures this machine against plain copying."),
@@ -125,7 +125,7 @@ class _Sections:
         shared: list[tuple[str, str]] = []
         for parameter in command.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if isinstance(parameter, click.Option) and record is not None:
                 (shared if parameter.name in common else own).append(record)
         if isinstance(command, click.Group):
             command.format_commands(ctx, formatter)

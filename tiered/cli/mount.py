@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tiered.cli.call import Call
     from tiered.cli.serve import Shown
+    from tiered.mount.acl import SigningKey
     from tiered.mount.mount import Mount, MountSettings
     from tiered.mount.offsets import Name
 
@@ -38,126 +39,132 @@ class MountOptions(ServingOptions):
 
     url: str = argument()
     listen: Address = option(
-        "address to serve clients at; :PORT is every address of this machine, and a port of 0 any free one",
+        "address for clients; :PORT listens on all interfaces, port 0 picks a free one",
         kinds.ADDRESS,
         default=Address("127.0.0.1", 10911),
     )
-    no_vip_channel: bool = flag(
-        "listen at the port of --listen alone, and not also at the one two below, which brokers have for clients of 4.x"
-        " (the VIP channel)"
-    )
+    no_vip_channel: bool = flag("do not listen on the VIP channel, two ports below --listen")
     advertise: Address | None = option(
-        "address at which clients reach this mount, as name servers are told",
+        "address to register with name servers, at which clients reach this mount",
         kinds.ADDRESS,
-        default_text="that of --listen, else this machine's as name servers see it",
+        default_text="that of --listen, or this machine's",
     )
     topics: tuple[str, ...] = several(
-        "topics to tell name servers of, as globs; pulls of others are served as well",
+        "topics to announce to name servers, as globs; pulls of others are served too",
         kinds.GLOBS,
         default_text="all",
     )
     share_topics: bool = flag(
-        "tell name servers also of topics that a live broker of the cluster has: consumers that pull read both, those"
-        " that pop get from the mount that there is no message"
+        "also announce topics that a live broker of the cluster has: pull consumers read both; pop consumers are"
+        " told that the mount has no message"
     )
     namesrv: Addresses | None = option(
         "name servers to register with",
         kinds.Kind("HOST:PORT;...", addresses),
-        default_text="none: clients may take the mount itself for their name server",
+        default_text="none: clients may use the mount as name server",
     )
     name: str | None = option(
-        "broker's name under which the tier is served", kinds.NAME, default_text="the old broker's"
+        "broker name to serve the tier under", kinds.NAME, default_text="the old broker's"
     )
     shared: bool = flag(
-        "others serve the same tier under the same name, each to clients of its own name servers: offsets of"
-        " consumers are kept for this one alone, by its --advertise or --listen"
+        "several mounts serve this tier under this name, each for its own name servers; consumer offsets are kept"
+        " per mount, by --advertise or --listen"
     )
     auto: bool = flag(
-        "mount all decommissioned brokers below URL, together with the other processes that do: each broker by one"
-        " of them; the first listens at the port of --listen, others at the next that are free",
+        "mount all decommissioned brokers below URL, shared among all processes that run this; the first broker"
+        " uses the port of --listen, the others the next free ones",
         excludes="name consumer-offsets no-state shared cluster broker",
     )
     replica_of_live: bool = flag(
-        "serve beside the living broker, as a read-only replica under its name: consumers that lag are sent here by the"
-        " broker (slaveReadEnable=true), and go back when they have caught up; offsets stay the broker's",
+        "serve as a read-only replica of the living broker: it sends lagging consumers here"
+        " (slaveReadEnable=true), and they return when they have caught up; offsets stay with the broker",
         needs="namesrv",
         excludes="name shared auto share-topics topics",
     )
     broker_id: int = option(
-        "the replica's id, to which the broker sends laggards of a group (whichBrokerWhenConsumeSlowly)",
+        "id of the replica, as in the group's whichBrokerWhenConsumeSlowly",
         kinds.COUNT,
         default=1,
         needs="replica-of-live",
     )
+    master_credentials: str | None = option(
+        "file with the accessKey and secretKey with which the replica signs what it asks a master that has access control"
+        " on, in the form of a broker's conf/tools.yml",
+        kinds.FILE,
+        default_text="it does not sign",
+        needs="replica-of-live",
+    )
     take_over: bool = flag(
-        "the broker is gone for good: serve in its place instead, if no name server knows one of that name",
+        "the broker is gone for good: serve in its place, unless a name server still knows it",
         needs="replica-of-live",
     )
     store: str | None = option(
-        "the living broker's store directory, only read, where this machine has it",
+        "the living broker's store directory on this machine, read only",
         kinds.DIR,
         needs="replica-of-live",
         excludes="take-over",
     )
     read_policy: str = option(
-        "with --store, what is read from the tier: what the broker's disk has no more, that and what is not in memory,"
-        " or all that the tier has",
+        "with --store, what to read from the tier: everything it has, what is not in the page cache, or what the"
+        " broker has deleted",
         kinds.one_of("POLICY", "FORCE", "NOT_IN_MEM", "NOT_IN_DISK"),
         default="FORCE",
         needs="store",
     )
     consumer_offsets: str | None = option(
-        "a broker's config/consumerOffset.json: where groups go on that have no offsets in the"
-        " mount's own place yet",
+        "a broker's config/consumerOffset.json, for groups whose offsets the mount does not have yet",
         kinds.FILE,
     )
-    no_state: bool = flag(
-        "keep offsets of consumers in memory alone, and write nothing to the tier"
-    )
+    no_state: bool = flag("keep consumer offsets in memory only and write nothing to the tier")
     snapshot_s: float = option(
-        "how often changed offsets of consumers are kept in the tier; a crash loses so much at most",
+        "how often to save changed consumer offsets; a crash loses at most this much",
         kinds.DURATION_S,
         name="snapshot-seconds",
         default=5.0,
     )
     ack_s: float = option(
-        "how long acknowledgements of popped messages are gathered for one write, each of which is a request or two; it is"
-        " answered behind that",
+        "how long to collect acknowledgements of popped messages into one write, before they are answered",
         kinds.DURATION_S,
         name="ack-seconds",
         default=0.25,
     )
+    retry_ttl_ms: int = option(
+        "how long messages that were sent back are kept after they were given out again, and dead letters",
+        kinds.DURATION_MS,
+        name="retry-ttl",
+        default=7 * 86_400_000,
+    )
     refresh_s: float = option(
-        "how often the tier is looked at for what is new; one listing each",
+        "how often to look for new messages in the tier; one listing each",
         kinds.DURATION_S,
         default=5.0,
     )
     memory_bytes: int = option(
-        "bytes for reading the tier: cache and read-ahead", kinds.SIZE, default=256 * _MIB
+        "memory for reading the tier: cache and read-ahead", kinds.SIZE, default=256 * _MIB
     )
     readers: int = option("threads that read the tier", kinds.COUNT, default=16)
-    connections: int = option("connections of clients at once, at most", kinds.COUNT, default=4096)
+    connections: int = option("maximum client connections", kinds.COUNT, default=4096)
     held_requests: int = option(
-        "requests held at the end of a queue at once, at most (long polling)",
+        "maximum requests held at the end of queues (long polling)",
         kinds.COUNT,
         default=20_000,
     )
     in_flight_size_bytes: int = option(
-        "bytes of requests being received and answers being sent, at most",
+        "maximum bytes of requests and answers in progress",
         kinds.SIZE,
         default=256 * _MIB,
     )
     acl: str | None = option(
-        "who may ask what: a broker's plain_acl.yml or its directory conf/acl, users and rules of 5.x, or secrets for the"
-        " rules that the broker left; read again when it changes",
+        "access rules: a broker's plain_acl.yml or conf/acl, users and rules of 5.x, or secrets for the rules"
+        " that the broker left; reloaded when it changes",
         kinds.FILE,
-        default_text="anybody who reaches the address may read",
+        default_text="anybody may read",
     )
     no_acl: bool = flag(
-        "serve anybody, though the broker had rules and left them in the tier", excludes="acl"
+        "serve anybody although the broker left access rules in the tier", excludes="acl"
     )
     tls_cert: str | None = option(
-        "PEM file with the certificate to serve clients with, over TLS alone",
+        "PEM file with the server certificate; clients must then use TLS",
         kinds.FILE,
         default_text="no TLS",
     )
@@ -173,9 +180,8 @@ class MountOptions(ServingOptions):
 def run(call: Call, options: MountOptions) -> int:
     """Serves a tier read-only to RocketMQ's clients.
 
-    A broker is gone, and its tier is there: consumers go on reading from the mount as if it were the broker, with
-    the offsets that they commit to it. Producers are sent to other brokers. docs/mount.md has what works,
-    docs/cold-reads.md what a replica beside a living broker does.
+    When a broker is gone, its consumers continue from the mount, with their offsets; producers use other brokers.
+    docs/mount.md says what works, docs/cold-reads.md explains replicas of a living broker.
 
     Examples:
         tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876
@@ -278,6 +284,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
     from fetcher.statuses import Policy
     from tiered.mount.mount import MountSettings
     from tiered.mount.pulling import PullLimits
+    from tiered.mount.retries import RetryLimits
     from tiered.mount.server import ServerLimits
 
     is_replica = options.replica_of_live and not options.take_over
@@ -286,6 +293,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         options,
         replica_id=options.broker_id if is_replica else 0,
         is_taking_over=options.take_over,
+        master_key=master_key(options) if is_replica else None,
         store_dir=options.store,
         policy=Policy[options.read_policy],
         has_vip=not options.no_vip_channel,
@@ -305,7 +313,19 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
             connections_max=options.connections, bytes_max=options.in_flight_size_bytes
         ),
         pulls=PullLimits(held_max=options.held_requests),
+        retries=RetryLimits(kept_ms=options.retry_ttl_ms),
     )
+
+
+def master_key(options: MountOptions) -> SigningKey | None:
+    """With which a replica signs."""
+    if options.master_credentials is None:
+        return None
+    from pathlib import Path
+
+    from tiered.mount.acl_files import read_signing_key
+
+    return read_signing_key(Path(options.master_credentials))
 
 
 def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
@@ -369,17 +389,19 @@ def tell(call: Call, options: MountOptions, mount: Mount) -> None:
     if mount.handover is not None:
         call.say(
             "tiered: the broker was decommissioned:"
-            f" groups go on in {counted(mount.inherited, 'queue')} where they were with it"
+            f" groups continue in {counted(mount.inherited, 'queue')} at its offsets"
             if mount.inherited
-            else "tiered: the broker was decommissioned: groups go on where they were here"
+            else "tiered: the broker was decommissioned: groups continue at the offsets of this mount"
         )
     if mount.guard is not None:
         keys = counted(len(mount.guard.keys), "access key")
-        call.say(f"tiered: requests have to be signed: {keys} by {options.acl}")
+        call.say(f"tiered: requests must be signed: {keys} in {options.acl}")
     elif options.no_acl:
-        call.say("tiered: anybody is served (--no-acl)")
+        call.say("tiered: serving anybody (--no-acl)")
     if mount.adopted:
-        call.say(f"tiered: groups go on in {counted(mount.adopted, 'queue')} by --consumer-offsets")
+        call.say(
+            f"tiered: groups continue in {counted(mount.adopted, 'queue')} by --consumer-offsets"
+        )
     for server in mount.names.servers if mount.names is not None else []:
         call.say(
             f"tiered: name server {server.address}: {server.error or 'registered'}",

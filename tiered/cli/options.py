@@ -47,7 +47,7 @@ _USER = re.compile(r"//[^/@]*@")
 """User and password in a URL: never shown, although no URL of ours takes them."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-ISOLATION_HELP = "of Kafka's transactions: only what was committed, or all that was written"
+ISOLATION_HELP = "Kafka transactions: only committed records, or all"
 _UNITS = {"SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms", "_s")}
 """What the name of a field ends with, and that of its option does not, by what stands for its value in help."""
 
@@ -201,14 +201,18 @@ def custom(setting: Setting) -> Any:  # noqa: ANN401 (of any type)
     return _field(setting)
 
 
-def argument(kind: click.ParamType[Any] | None = None, *, metavar: str | None = None) -> str:
-    """A field that stands by its place, without a name."""
-    return cast("str", dataclasses.field(metadata={"argument": (True, kind, metavar)}))
+def argument(
+    text: str = "", kind: click.ParamType[Any] | None = None, *, metavar: str | None = None
+) -> str:
+    """A field that stands by its place, without a name; a URL or topic needs no text that says what it is."""
+    return cast("str", dataclasses.field(metadata={"argument": (True, text, kind, metavar)}))
 
 
-def maybe(kind: click.ParamType[Any] | None = None, *, metavar: str | None = None) -> str | None:
+def maybe(
+    text: str, kind: click.ParamType[Any] | None = None, *, metavar: str | None = None
+) -> str | None:
     """An argument that may be left out."""
-    found = dataclasses.field(default=None, metadata={"argument": (False, kind, metavar)})
+    found = dataclasses.field(default=None, metadata={"argument": (False, text, kind, metavar)})
     return cast("str | None", found)
 
 
@@ -221,14 +225,14 @@ class SpanOptions:
     """From when to when messages are taken of each queue."""
 
     from_: Moment | None = option(
-        "begin each queue with the first message stored at or after this time",
+        "start each queue at the first message stored at or after this time",
         kinds.TIME,
-        default_text="the first there is",
+        default_text="the first",
     )
     until: Moment | None = option(
         "end each queue before the first message stored at or after this time",
         kinds.TIME,
-        default_text="the last there is",
+        default_text="the last",
     )
 
 
@@ -238,12 +242,12 @@ class BrokersOptions:
 
     url: str = argument()
     brokers: tuple[str, ...] = several(
-        "take each of these brokers, as globs of BROKER or CLUSTER/BROKER; a row a broker",
+        "act on these brokers, as globs of BROKER or CLUSTER/BROKER; a row for each",
         kinds.GLOBS,
-        default_text="the only one there",
+        default_text="the only one",
         excludes="broker all-brokers",
     )
-    all_brokers: bool = flag("take every broker there is; a row a broker", excludes="broker")
+    all_brokers: bool = flag("act on every broker; a row for each", excludes="broker")
 
     brokers_at_once: ClassVar[int] = 4  # so many run at the same time
     broker_columns: ClassVar[tuple[str, ...]] = ()
@@ -264,12 +268,12 @@ class StoreFileOptions:
     """How large the files of a store that is made are."""
 
     log_file_size_bytes: int = option(
-        "size of a commit-log file, as the broker's mappedFileSizeCommitLog",
+        "commit-log file size, as the broker's mappedFileSizeCommitLog",
         kinds.SIZE,
         default=1 << 30,
     )
     queue_items: int = option(
-        "items of a consume-queue file; 20 times it is the broker's mappedFileSizeConsumeQueue",
+        "items in a consume-queue file: the broker's mappedFileSizeConsumeQueue / 20",
         kinds.COUNT,
         default=300_000,
     )
@@ -298,16 +302,27 @@ def _name_of(field: str, metavar: str) -> str:
 def arguments_of(options: type) -> list[click.Argument]:
     """The positional arguments of a dataclass."""
     return [
-        click.Argument(
-            [field.name],
-            required=field.metadata["argument"][0],
-            type=field.metadata["argument"][1],
-            metavar=field.metadata["argument"][2],
-            shell_complete=_completion_of(field.name),
-        )
+        _argument_of(field.name, *field.metadata["argument"])
         for field in dataclasses.fields(options)
         if "argument" in field.metadata
     ]
+
+
+_TEXTS = {"url": "the tier's URL, or the path of its folder", "topic": "name of the topic"}
+
+
+def _argument_of(
+    name: str, required: bool, text: str, kind: click.ParamType[Any] | None, metavar: str | None
+) -> click.Argument:
+    made = click.Argument(
+        [name],
+        required=required,
+        type=kind,
+        metavar=metavar,
+        shell_complete=_completion_of(name),
+    )
+    made.help = text or _TEXTS[name]  # of click 8.5; those before show no arguments
+    return made
 
 
 def _completion_of(
@@ -474,7 +489,7 @@ def read_file(path: str, settings: Sequence[Setting]) -> tuple[dict[str, object]
     except ValueError as error:  # TOML and UTF-8 alike
         what = f"the configuration file is no TOML: {error}"
         raise InvalidError(
-            what, where=path, do="mend it; docs/configuration.md has an example"
+            what, where=path, do="fix it; docs/configuration.md has an example"
         ) from error
     known = {setting.key for setting in settings}
     sections = {setting.section for setting in settings}

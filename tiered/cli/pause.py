@@ -32,9 +32,8 @@ class PauseOptions:
 def pause(call: Call, options: PauseOptions) -> int:
     """Makes attach skip a topic until it is resumed.
 
-    A running attach obeys within seconds, and one that is started later as well; the other topics go on. The broker
-    keeps what comes meanwhile, and it is tiered when the topic is resumed: resume it before the broker's retention
-    (`fileReservedTime`) takes what has not been tiered, since that becomes a gap.
+    A running attach obeys within seconds, a later one too; other topics continue. Resume the topic before the
+    broker's retention (`fileReservedTime`) deletes what is not tiered: that becomes a gap.
 
     Examples:
         tiered pause s3://bucket/prefix orders
@@ -45,7 +44,7 @@ def pause(call: Call, options: PauseOptions) -> int:
 
 @command("resume", PauseOptions)
 def resume(call: Call, options: PauseOptions) -> int:
-    """Makes attach go on with a paused topic.
+    """Resumes a paused topic.
 
     Examples:
         tiered resume s3://bucket/prefix orders

@@ -51,18 +51,18 @@ class PlanOptions:
 
     url: str = argument()
     plan: str | None = option(
-        "save the plan in this file, and change nothing",
+        "save the plan in this file and change nothing",
         kinds.FILE,
         default_text="the plan is only shown",
     )
     apply: str | None = option(
-        "carry out exactly the plan in this file; -: plan and carry out in one go",
+        "carry out exactly the plan in this file; -: plan and apply in one go",
         kinds.FILE,
         default_text="nothing is changed",
     )
-    exit_code: bool = flag("end with code 1 when the plan has work")
+    exit_code: bool = flag("exit with code 1 when the plan has work")
     give_up_s: float = option(
-        "end with code 3 when the store has refused for so long",
+        "exit with code 3 when the object store has refused for this long",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
@@ -180,7 +180,7 @@ def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> 
     return NEEDS_A_PERSON if planned_only and has_work and options.exit_code else DONE
 
 
-TIMERS_TEXT = "of the broker's timers, which lie apart, instead of its topics"
+TIMERS_TEXT = "act on the broker's timers instead of its topics"
 GC_THREADS = 8
 _LEFT_BY_GC = {
     "present_epoch": "of the present epoch, which only its writer may still name",
@@ -209,21 +209,21 @@ class GcOptions(FleetPlanOptions):
 
     broker_columns: ClassVar = ("deletion_count", "deletion_bytes", "applied")
 
-    max_deletions: int = option("objects deleted in one run, at most", kinds.COUNT, default=10_000)
+    max_deletions: int = option("maximum objects deleted in a run", kinds.COUNT, default=10_000)
     grace_ms: int = option(
-        "delete only what nobody has been able to read for so long, as 24h or 7d; longer than the longest read",
+        "delete only what has been unreachable this long, as 24h or 7d; longer than the longest read",
         kinds.DURATION_MS,
         default=24 * HOUR_MS,
     )
     timers: bool = flag(TIMERS_TEXT)
     erase: bool = flag(
-        "rewrite, too, the objects that hold given-up messages beside others, without them; no writer may be at work"
+        "also rewrite objects that mix expired and live messages; no writer may be attached"
     )
 
 
 @command("gc", GcOptions)
 def run_gc(call: Call, options: GcOptions) -> int:
-    """Deletes what no reader can reach any more: plan, then apply.
+    """Deletes what no reader can reach: plan, then apply.
 
     Examples:
         tiered gc s3://bucket/prefix
@@ -434,7 +434,7 @@ _GIVEN_UP_COLUMNS = [
 class GiveUpOptions(PlanOptions):
     """What both can be told that give up messages."""
 
-    max_deletions: int = option("objects given up in one run, at most", kinds.COUNT, default=10_000)
+    max_deletions: int = option("maximum objects expired in a run", kinds.COUNT, default=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,25 +456,25 @@ class ExpireOptions(GiveUpOptions, FleetPlanOptions):
     ttl_ms: int | None = option(
         "a segment expires when its newest message is older than this, as 7d",
         kinds.DURATION_MS,
-        default_text="none: only topics of which --topic-ttl or --store tells one expire",
+        default_text="none: only topics with one by --topic-ttl or --store expire",
     )
     archived: bool = flag(
-        "give up only segments that the archive of --archive has, each of whose files is read and checked"
+        "only segments in the archive of --archive, whose files are read and checked"
     )
     archive: str | None = option("URL of that archive", kinds.URL)
     store: str | None = option(
-        "store directory whose topics' reserve.time rules before --ttl", kinds.DIR
+        "store directory whose topics' reserve.time takes precedence over --ttl", kinds.DIR
     )
     timers: bool = flag(
-        "give up hourly files of timers instead: those that are handed over whole, --ttl (24h) after the end of their hour"
+        "expire hourly files of timers instead: fully delivered ones, --ttl (24h) after their hour"
     )
     refused: bool = flag(
-        "with --timers: files, too, that hold messages which the target refused (`timer ls --refused` lists these),"
-        " or which are held back for damage",
+        "with --timers: also files with messages that the target refused (`timer ls --refused`) or that are held "
+        "back as damaged",
         needs="timers",
     )
     topic_ttl: tuple[kinds.TopicDuration, ...] = several(
-        "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
+        "time to live of topics, as orders*=30d; the first match wins over --ttl",
         kinds.Kind("GLOB=DURATION,...", kinds.topic_duration),
     )
 
@@ -485,7 +485,7 @@ class ExpireOptions(GiveUpOptions, FleetPlanOptions):
 
 @command("expire", ExpireOptions)
 def run_expire(call: Call, options: ExpireOptions) -> int:
-    """Gives up messages older than a time: plan, then apply.
+    """Expires messages older than a time: plan, then apply.
 
     Examples:
         tiered expire s3://bucket/prefix --ttl 30d
@@ -546,7 +546,7 @@ def _proof(call: Call, at: Workplace, url: str) -> ExpiryProof:
 
 @command("delete-topic", DeleteTopicOptions)
 def run_delete(call: Call, options: DeleteTopicOptions) -> int:
-    """Gives up everything of a topic: plan, then apply.
+    """Expires everything of a topic: plan, then apply.
 
     Examples:
         tiered delete-topic s3://bucket/prefix orders
@@ -686,13 +686,11 @@ class TruncateOptions(PlanOptions):
     """What ``tiered truncate`` can be told."""
 
     topic: str = argument()
-    queue: int | None = option(
-        "the queue", kinds.NUMBER, default_text="that of the plan in --apply FILE"
-    )
+    queue: int | None = option("the queue", kinds.NUMBER, default_text="the plan's in --apply FILE")
     to: int | None = option(
-        "queue offset at which it ends from now on: the first that is wrong, or the end of the local queue",
+        "queue offset at which it will end: the first wrong one, or the end of the local queue",
         kinds.Kind("OFFSET", kinds.whole(0)),
-        default_text="that of the plan in --apply FILE",
+        default_text="the plan's in --apply FILE",
     )
 
 
@@ -700,10 +698,10 @@ class TruncateOptions(PlanOptions):
 def run_truncate(call: Call, options: TruncateOptions) -> int:
     """Ends a queue at an earlier offset: plan, then apply.
 
-    For a tier that has more of a queue than the broker ever had, as holes up to the offset that a damaged record
-    named: `attach` then takes the store for a copy that lags, and waits for ever (`ahead` in `status --store`). Do
-    not use it when the store is a copy that lags indeed, or is restored from a backup: attach sees to those by
-    itself. It refuses while a writer is at work.
+    For a tier that has more of a queue than the broker ever had, such as holes up to an offset that a damaged record
+    named: `attach` then takes the store for a lagging replica and waits (`ahead` in `status --store`). Do not use it
+    if the store really is a lagging replica or was restored from a backup: attach handles those. It refuses while a
+    writer is attached.
 
     Examples:
         tiered truncate s3://bucket/prefix orders --queue 0 --to 1500

@@ -12,7 +12,7 @@ from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, argument, flag, option, required
 from tiered.cli.values import Moment, counted, few
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, no_topic
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -29,21 +29,21 @@ _SHOWN = 64
 class QueryOptions:
     """What ``tiered query`` can be told."""
 
-    url: str = argument()
+    url: str = argument("URL of the tier, or of an archive; or the path of its folder")
     topic: str = argument()
     key: str = required("one of the messages' keys, or a unique id", kinds.Kind("KEY", str))
     from_: Moment | None = option(
-        "only messages stored at or after this time", kinds.TIME, default_text="the first there is"
+        "only messages stored at or after this time", kinds.TIME, default_text="the first"
     )
     until: Moment | None = option(
-        "only messages stored before this time", kinds.TIME, default_text="the last there is"
+        "only messages stored before this time", kinds.TIME, default_text="the last"
     )
-    count: int = option("messages at most, the newest", kinds.COUNT, default=64)
+    count: int = option("maximum messages, the newest", kinds.COUNT, default=64)
     incarnations: bool = flag(
-        "also in incarnations that are over, and in what the broker truncated; an archive has the first at any rate"
+        "also in ended incarnations and truncated messages; an archive always has the former"
     )
     scan_bytes: int | None = option(
-        "read so much, at most, of what no index covers yet", kinds.SIZE, default_text="256MiB"
+        "maximum to read of what no index covers yet", kinds.SIZE, default_text="256MiB"
     )
     raw_body: bool = flag("bodies as stored, perhaps compressed")
     isolation: str = option(ISOLATION_HELP, kinds.ISOLATION, default="read_committed")
@@ -71,11 +71,7 @@ def run(call: Call, options: QueryOptions) -> int:
     wish = read_wish(call, options)
     tiers = tiers_of(call, tier, wish.topic)
     if not tiers[0].queues(wish.topic):
-        raise InvalidError(
-            f"the tier has no topic {wish.topic}",
-            where=tier.store.url,
-            do="`tiered ls URL` lists the topics",
-        )
+        raise no_topic(wish.topic, tier.topics(), where=tier.store.url)
     found = _joined([one.lookup(wish) for one in tiers], wish.count)
     lines = [hit_line(hit, raw_body=options.raw_body) for hit in found.hits]
     _print(call, lines, found, is_document=is_document)

@@ -52,26 +52,24 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 
     url: str = argument()
     to: str = required(
-        "store directory to make: empty or missing; until it is finished it is DIR.restoring",
+        "store directory to make, empty or missing; it is built in DIR.restoring",
         kinds.DIR,
     )
     topics: tuple[str, ...] = several(
         "topics to restore, as globs", kinds.GLOBS, default_text="all"
     )
     offsets_of: str | None = option(
-        "mount of which consumer groups get the offsets: its --name, with /ADDRESS of one that was --shared",
+        "mount whose consumer offsets to use: its --name, with /ADDRESS if it was --shared",
         kinds.NAME,
-        default_text="that of the broker's own name",
+        default_text="the mount of the broker's name",
     )
     accept_damage: bool = flag(
-        "restore what is sound where the tier is damaged: what lies in damaged blocks becomes queue offsets without a"
-        " message, each named, for ever"
+        "restore a damaged tier: messages in damaged blocks become offsets without a message, for ever; each is"
+        " named"
     )
-    dry_run: bool = flag(
-        "say what would be done, what it costs and how long it takes; one sample is read"
-    )
+    dry_run: bool = flag("show what would be done, its cost and duration; reads one sample")
     memory_bytes: int = option(
-        "bytes for what is read, half of it ahead; at least 64 KiB of each queue are held",
+        "memory for reading, half of it read-ahead; at least 64 KiB per queue",
         kinds.SIZE,
         default=256 * _MIB,
     )
@@ -79,11 +77,10 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 
 @command("restore", RestoreOptions)
 def run(call: Call, options: RestoreOptions) -> int:
-    """Makes a store directory of a tier, for a broker to start on.
+    """Rebuilds a broker's store directory from a tier.
 
-    One commit log in the order of store times, consume queues, key index and tables; queue offsets stay as they
-    were. What was stopped goes on when it is called again, unless something else has been written there.
-    docs/mount.md says what changes.
+    It has one commit log in the order of store times, consume queues, key index and tables; queue offsets stay. Repeat
+    the command to continue after an interruption. docs/mount.md says what changes.
 
     Examples:
         tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run
@@ -148,18 +145,18 @@ class HandBackOptions:
     url: str = argument()
     store: str = required("the broker's store directory; the broker is stopped", kinds.DIR)
     mount: str | None = option(
-        "mount that served: its --name, with /ADDRESS of one that was --shared",
+        "mount that served: its --name, with /ADDRESS if it was --shared",
         kinds.NAME,
-        default_text="that of the broker's own name",
+        default_text="the mount of the broker's name",
     )
 
 
 @command("hand-back", HandBackOptions)
 def hand_back(call: Call, options: HandBackOptions) -> int:
-    """Gives a broker that is back what groups have told its mount.
+    """Returns a mount's offsets and retries to its broker.
 
-    Consumer offsets go into the broker's table, of which a copy is kept; what was sent back to the mount goes into its
-    log. End the mount before, start the broker after it, and attach with --recommission.
+    Writes consumer offsets into the broker's table (a copy is kept) and messages sent back to the mount into its log.
+    Stop the mount first, then start the broker and attach with --recommission.
 
     Examples:
         tiered hand-back s3://bucket/prefix --store /data/rocketmq/store
@@ -182,12 +179,12 @@ def hand_back(call: Call, options: HandBackOptions) -> int:
         **counts,
         "kept_as": result.kept_as,
     }
-    was = f", which were kept as {result.kept_as}" if result.kept_as else ""
+    was = f"; the old ones are in {result.kept_as}" if result.kept_as else ""
     lines = [
         f"tiered: offsets of {counted(result.offsets, 'queue')} are in config/consumerOffset.json{was}",
         (
-            f"tiered: in the broker's log now: {counted(result.waiting, 'message')} that wait for their time,"
-            f" {counted(result.retries, 'message')} of retry topics, {counted(result.dead, 'dead letter')}"
+            f"tiered: in the broker's log now: {counted(result.waiting, 'delayed message')},"
+            f" {counted(result.retries, 'retry', 'retries')}, {counted(result.dead, 'dead letter')}"
         ),
         f"tiered: start the broker, then `tiered attach {options.store} --to {options.url} --recommission`",
     ]

@@ -30,31 +30,31 @@ if TYPE_CHECKING:
 TABLE: Final = "topics"
 _FLAG: Final = Shape.FLAG
 RULES: Final[Mapping[str, Setting]] = {
-    "include": Setting(help="`attach`: tier it, or leave it out", shape=_FLAG, default=True),
+    "include": Setting(help="`attach`: whether to tier it", shape=_FLAG, default=True),
     "pause": Setting(
-        help="`attach`: take nothing more of it for now, as `tiered pause` does",
+        help="`attach`: stop tiering it for now, as `tiered pause` does",
         shape=_FLAG,
         default=False,
     ),
     "rate": Setting(
-        help="`attach`: bytes of it copied in a second, at most; each topic that fits has as many, and 0 is no limit",
+        help="`attach`: maximum bytes per second copied of each matching topic; 0: unlimited",
         kind=kinds.SIZE,
         default_text="no limit",
     ),
     "compress": Setting(
-        help="`attach`: how merging compresses it",
+        help="`attach`: compression when merging",
         kind=kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default_text="as `--compress` says",
     ),
     "compact": Setting(
-        help="`attach --compact` and `compact`: keep the newest message of each key, or all",
+        help="`attach --compact`, `compact`: keep only the newest message of each key",
         shape=_FLAG,
         default_text="as its cleanup.policy says",
     ),
     "ttl": Setting(
-        help="`expire`: its time to live", kind=kinds.DURATION_MS, default_text="as `--ttl` says"
+        help="`expire`: time to live", kind=kinds.DURATION_MS, default_text="as `--ttl` says"
     ),
-    "archive": Setting(help="`archive`: archive it, or leave it out", shape=_FLAG, default=True),
+    "archive": Setting(help="`archive`: whether to archive it", shape=_FLAG, default=True),
 }
 
 

@@ -46,11 +46,11 @@ class ServingOptions(MetricsOptions):
     """What a command can be told that serves until it is told to stop."""
 
     lease_s: float = option(
-        "how long the lease lasts", kinds.DURATION_S, name="lease-seconds", default=10.0
+        "duration of the lease", kinds.DURATION_S, name="lease-seconds", default=10.0
     )
-    no_wait: bool = flag("end with code 4 when another process holds the lease, instead of waiting")
+    no_wait: bool = flag("exit with code 4 if another process holds the lease, instead of waiting")
     drain_s: float = option(
-        "when told to stop: how long to finish what is in hand",
+        "how long to finish pending work after a stop signal",
         kinds.DURATION_S_FROM_0,
         name="drain-seconds",
         default=10.0,

@@ -32,8 +32,8 @@ _BATCH_ROWS = 1000
 class SqlOptions(SparkOptions):
     """What ``tiered sql`` can be told."""
 
-    url: str = argument()
-    question: str = argument()
+    url: str = argument("the archive's URL, or the path of its folder")
+    question: str = argument("a statement in SQL; each topic is a table")
     engine: str = option(
         "what answers: DuckDB in this process, or Spark",
         kinds.one_of("ENGINE", "duckdb", "spark"),

@@ -12,7 +12,7 @@ from tiered.cli.frame import command
 from tiered.cli.options import BrokersOptions, argument, flag, maybe, option, several
 from tiered.cli.output import Output, Row, Table, picked, show
 from tiered.cli.values import broker_filter, counted, format_size, format_time, topic_filter
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, no_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,30 +50,28 @@ class StatusOptions:
 
     url: str = argument()
     store: str | None = option(
-        "local store directory to compare with", kinds.DIR, default_text="none: no lag"
+        "local store directory to compare with", kinds.DIR, default_text="none: lag unknown"
     )
     topics: tuple[str, ...] = several(
-        "topics that attach was told to tier, as globs: of others only what is in the tier can lag",
+        "topics that attach tiers, as globs: others lag only by what is in the tier",
         kinds.GLOBS,
         default_text="all",
     )
-    exclude: tuple[str, ...] = several(
-        "topics that attach was told not to tier, as globs", kinds.GLOBS
-    )
+    exclude: tuple[str, ...] = several("topics that attach does not tier, as globs", kinds.GLOBS)
     brokers: tuple[str, ...] = several(
-        "only these of several brokers, as globs of BROKER or CLUSTER/BROKER",
+        "only these brokers, as globs of BROKER or CLUSTER/BROKER",
         kinds.GLOBS,
         default_text="all",
         excludes="broker",
     )
-    watch: bool = flag("show it again every 5 s, until told to stop")
+    watch: bool = flag("repeat every 5 s until stopped")
 
 
 @command("status", StatusOptions)
 def run(call: Call, options: StatusOptions) -> int:
-    """Says how far each queue is tiered, and what waits and why.
+    """Shows how far each queue is tiered, and what is pending.
 
-    Several brokers have a line each, the worst first; --cluster and --broker show one of them.
+    Several brokers have a line each, the worst first; select one with --cluster and --broker.
 
     Examples:
         tiered status file:///tmp/tier
@@ -208,6 +206,15 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
             f"paused    {one['topic']} since {format_time(one['since_ms'])}{waits}: what the broker expires"
             " meanwhile will be a gap; `tiered resume` goes on"
         )
+    for log in broker["retry_logs"] or ():
+        if log["reason"]:
+            remarks.append(f"retries   mount {log['mount']}: cannot be read: {log['reason']}")
+            continue
+        remarks.append(
+            f"retries   mount {log['mount']}: {counted(log['waiting'], 'message waits', 'messages wait')},"
+            f" {log['retries']:,} given out again, {counted(log['dead'], 'dead letter')};"
+            f" {counted(log['objects'], 'object')}, {format_size(log['object_bytes'])}"
+        )
     waiting = broker["waiting"]
     if waiting and waiting["records"]:
         size = format_size(waiting["size_bytes"])
@@ -278,13 +285,9 @@ class LsOptions:
     """What ``tiered ls`` can be told."""
 
     url: str = argument()
-    topic: str | None = maybe()
-    objects: bool = flag(
-        "list the objects (bundles) and what lies in them", excludes="incarnations"
-    )
-    incarnations: bool = flag(
-        "list every incarnation of each queue: those that are over, ends that the broker truncated, the present one"
-    )
+    topic: str | None = maybe("only this topic [default: all]")
+    objects: bool = flag("list objects (bundles) and their sections", excludes="incarnations")
+    incarnations: bool = flag("list every incarnation of each queue: ended, truncated, present")
 
 
 @command("ls", LsOptions)
@@ -320,11 +323,7 @@ def queues_of(tier: OpenTier, topic: str | None) -> list[MessageQueue]:
     """The queues of a topic, or all."""
     queues = tier.queues(topic)
     if topic is not None and not queues:
-        raise InvalidError(
-            f"the tier has no topic {topic}",
-            where=tier.store.url,
-            do="`tiered ls URL` lists the topics and queues",
-        )
+        raise no_topic(topic, tier.topics(), where=tier.store.url)
     return queues
 
 
@@ -449,7 +448,7 @@ class LeaseOptions(BrokersOptions):
 
 @command("lease", LeaseOptions)
 def run_lease(call: Call, options: LeaseOptions) -> int:
-    """Says who writes a tier and until when, or frees its lease.
+    """Shows who writes a tier and until when, or frees its lease.
 
     Examples:
         tiered lease file:///tmp/tier

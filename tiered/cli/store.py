@@ -47,7 +47,7 @@ STORE = group(
 class StoreDirOptions:
     """What every command of ``tiered store`` is told."""
 
-    dir: str = argument()
+    dir: str = argument("the store's directory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class TopicOptions(StoreDirOptions):
     """What ``tiered store topic`` can be told."""
 
     topic: str = argument()
-    queues: int = option("how many, at least", kinds.COUNT, default=8)
+    queues: int = option("minimum number of queues", kinds.COUNT, default=8)
     compacted: bool = flag(
-        "of each key only the newest message is kept (cleanup.policy=COMPACTION); messages without one are refused"
+        "keep only the newest message of each key (cleanup.policy=COMPACTION); refuse messages without one"
     )
 
 
@@ -70,10 +70,10 @@ class TopicOptions(StoreDirOptions):
 class PutOptions(StoreDirOptions):
     """What ``tiered store put`` can be told."""
 
-    file: str | None = maybe()
-    sync: bool = flag("each batch is on the disk before the next one is read")
+    file: str | None = maybe("messages, one per line as JSON [default: stdin]")
+    sync: bool = flag("sync each batch to disk before reading the next")
     keep_offsets: bool = flag(
-        "a queue that is new begins at the queue offset of its first message, and gaps are refused"
+        "a new queue begins at its first message's queue offset; gaps are refused"
     )
 
 
@@ -81,18 +81,16 @@ class PutOptions(StoreDirOptions):
 class TailOptions(StoreDirOptions):
     """What ``tiered store tail`` can be told."""
 
-    topic: str | None = maybe()
-    count: int = option("how many messages of each queue, at most", kinds.NUMBER, default=10)
-    follow: bool = flag("go on with what is stored from now on")
+    topic: str | None = maybe("only this topic [default: all]")
+    count: int = option("maximum messages of each queue", kinds.NUMBER, default=10)
+    follow: bool = flag("continue with new messages")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverOptions(StoreDirOptions):
     """What ``tiered store recover`` can be told."""
 
-    anew: bool = flag(
-        "make consume queues and key index anew from the whole log, whatever is there"
-    )
+    anew: bool = flag("remake consume queues and key index from the whole log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ def create(call: Call, options: CreateOptions) -> int:
 
 @STORE.has("topic", TopicOptions)
 def topic(call: Call, options: TopicOptions) -> int:
-    """Makes a topic, or gives one more queues; a compacted one, if asked.
+    """Makes a topic, or adds queues to one.
 
     Examples:
         tiered store topic /tmp/store orders --queues 16
@@ -222,7 +220,7 @@ def _no_messages(queues: Mapping[MessageQueue, QueueBounds], topic: str | None) 
 
 @STORE.has("info", StoreDirOptions)
 def info(call: Call, options: StoreDirOptions) -> int:
-    """Says what a store directory holds.
+    """Shows what a store directory holds.
 
     Examples:
         tiered store info /tmp/store
@@ -248,7 +246,7 @@ def info(call: Call, options: StoreDirOptions) -> int:
 
 @STORE.has("recover", RecoverOptions)
 def recover(call: Call, options: RecoverOptions) -> int:
-    """Makes a store whole that was not stopped cleanly.
+    """Recovers a store that was not stopped cleanly.
 
     Examples:
         tiered store recover /tmp/store
@@ -423,7 +421,7 @@ class RefillOptions(StoreDirOptions):
     """What ``tiered store refill`` can be told."""
 
     from_: str = required(
-        "what has the messages: URL of a tier, or directory of another store",
+        "source: URL of a tier, or another store directory",
         kinds.Kind("WHERE", str),
     )
     topic: tuple[str, ...] = several(
@@ -475,10 +473,10 @@ class _LocalSource:
 
 @STORE.has("refill", RefillOptions)
 def refill(call: Call, options: RefillOptions) -> int:
-    """Gives a replica's compacted topics what lies before its own messages.
+    """Copies earlier messages into a replica's compacted topics.
 
-    For a replica that lost its disk, and has its messages from somewhere in the middle on: what lies before is
-    taken from WHERE, and the queue is compacted. No broker may run on it meanwhile. Again does no harm.
+    For a replica that lost its disk and has only later messages: copies the earlier ones from WHERE and compacts the
+    queue. No broker may run on it. Repeating does no harm.
 
     Examples:
         tiered store refill /data/store --from s3://bucket/prefix

@@ -42,21 +42,19 @@ class BundleOptions:
     """What ``tiered support-bundle`` can be told."""
 
     url: str = argument()
-    file: str = argument(click.Path())
-    store: str | None = option("local store directory to look at as well", kinds.DIR)
-    log_file: str | None = option("log file whose last lines go in", kinds.FILE)
-    log_lines: int = option("how many of its lines, at most", kinds.COUNT, default=5000)
-    metrics: Address | None = option(
-        "where a running process serves metrics and health (its --metrics-listen)", kinds.ADDRESS
-    )
+    file: str = argument("the .tar.gz to write", click.Path())
+    store: str | None = option("local store directory to check too", kinds.DIR)
+    log_file: str | None = option("log file whose last lines to include", kinds.FILE)
+    log_lines: int = option("maximum lines of it", kinds.COUNT, default=5000)
+    metrics: Address | None = option("a running process's --metrics-listen", kinds.ADDRESS)
 
 
 @command("support-bundle", BundleOptions)
 def run(call: Call, options: BundleOptions) -> int:
-    """Gathers what help needs, in one file, without secrets.
+    """Collects what support needs in one file, without secrets.
 
-    Settings in force, versions, what doctor and status say, and where they are named the last lines of a log and the
-    metrics of a running process, as one .tar.gz. What cannot be had is noted in it, and is no failure.
+    One .tar.gz with settings in force, versions, output of doctor and status and, if named, log lines and metrics of
+    a running process. What cannot be collected is noted in it.
 
     Examples:
         tiered support-bundle s3://bucket/prefix bundle.tar.gz --log-file /var/log/tiered.log
@@ -181,6 +179,8 @@ _SHAPES = (
 )  # fmt: skip
 _SHORT = 4
 """Values below this length are no secrets, and stand in every text."""
+_IN_EVERY_TEXT = frozenset({"tiered", "true", "false", "none"})
+"""Test servers have the program's name for a user: without it a log cannot be read, and with it nothing is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,8 @@ class Hidden:
         known = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
         headers: Iterable[str] = call.common.s3_header
         known |= {text.partition("=")[2].strip() for text in headers}
-        return cls(
-            tuple(sorted((one for one in known if len(one) >= _SHORT), key=len, reverse=True))
-        )
+        known = {one for one in known if len(one) >= _SHORT and one not in _IN_EVERY_TEXT}
+        return cls(tuple(sorted(known, key=len, reverse=True)))
 
     def __call__(self, text: str) -> str:
         """The text without them."""

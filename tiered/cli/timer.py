@@ -51,7 +51,7 @@ _DAMAGED_NAMED = 8
 
 TIMER = group(
     "timer",
-    "Keeps messages that are due much later.",
+    "Imports, lists, cancels and delivers long-delayed messages.",
     examples=[
         "tiered timer ls s3://bucket/prefix",
         "tiered timer import /data/rocketmq/store --to s3://bucket/prefix",
@@ -63,25 +63,24 @@ TIMER = group(
 class TimerImportOptions:
     """What ``tiered timer import`` can be told."""
 
-    store: str = argument()
+    store: str = argument("the broker's store directory")
     to: str = required("URL of the tier", kinds.URL)
     near_ms: int = option(
-        "leave what is due within so long with the broker, as 4h; 0s: take all that is pending, due or not",
+        "leave timers due within this time to the broker; 0s: import everything pending",
         kinds.DURATION_MS,
         default=4 * 3_600_000,
     )
     no_wait: bool = flag(
-        "end with code 4 when another process writes these timers, instead of waiting"
+        "exit with code 4 if another process writes these timers, instead of waiting"
     )
 
 
 @TIMER.has("import", TimerImportOptions)
 def run_import(call: Call, options: TimerImportOptions) -> int:
-    """Takes a broker's pending timers into the tier, once.
+    """Imports a broker's pending timers into the tier, once.
 
-    Messages that are due in days or months keep a broker's disk from being freed. This takes those of a store, live
-    or dead, that are due later than the near window, and may be run again at any time. docs/timers.md says what a
-    broker that lives on does with its own copies.
+    Messages due in days or months keep a broker's disk from being freed. This imports those due later than --near from
+    a live or dead store; run it again at any time. docs/timers.md says what a living broker does with its copies.
 
     Examples:
         tiered timer import /data/rocketmq/store --to s3://bucket/prefix
@@ -168,9 +167,9 @@ class TimerLsOptions:
     """What ``tiered timer ls`` can be told."""
 
     url: str = argument()
-    messages: bool = flag("list each pending message, in due order")
-    refused: bool = flag("list each message that the target refused, instead")
-    cost: bool = flag("say what handing over and keeping them comes to, requests and dollars")
+    messages: bool = flag("list all pending messages by due time")
+    refused: bool = flag("list the messages that the target refused")
+    cost: bool = flag("estimate the cost of delivering and keeping them: requests and dollars")
 
 
 @TIMER.has("ls", TimerLsOptions)
@@ -209,7 +208,7 @@ class TimerShowOptions:
     """What ``tiered timer show`` can be told."""
 
     url: str = argument()
-    hour: str = argument()
+    hour: str = argument("a time within the hour, as RFC 3339 or milliseconds")
 
 
 @TIMER.has("show", TimerShowOptions)
@@ -373,9 +372,9 @@ class TimerCancelOptions:
     """What ``tiered timer cancel`` can be told."""
 
     url: str = argument()
-    msg_id: str = argument()
+    msg_id: str = argument("its unique id, as `tiered timer show` has it")
     give_up_s: float = option(
-        "end with code 3 when the store has refused for so long",
+        "exit with code 3 when the object store has refused for this long",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
@@ -384,7 +383,7 @@ class TimerCancelOptions:
 
 @TIMER.has("cancel", TimerCancelOptions)
 def run_cancel(call: Call, options: TimerCancelOptions) -> int:
-    """Takes one pending message back.
+    """Cancels one pending message.
 
     Examples:
         tiered timer cancel s3://bucket/prefix AC1100010BF04E0E2F2A676C58850000
@@ -420,30 +419,26 @@ class TimerRunOptions(MetricsOptions):
 
     url: str = argument()
     to: str = required(
-        "where the messages go: a store directory of ours, made if need be, or live brokers, by their name servers",
+        "target: an embedded store directory, made if needed, or live brokers by their name servers",
         kinds.Kind("DIR|namesrv://HOST:PORT[;HOST:PORT...]", str),
     )
     near_ms: int = option(
-        "hand an hour's messages over so long before it begins, as 1h",
+        "hand over an hour's messages this long before it begins",
         kinds.DURATION_MS,
         default=3_600_000,
     )
-    once: bool = flag(
-        "end when nothing is due within the near window, and all that was is delivered"
-    )
-    rate: int = option(
-        "messages handed over in a second, at most; 0: no limit", kinds.NUMBER, default=0
-    )
-    no_wait: bool = flag("end with code 4 when another run is at work, instead of waiting")
+    once: bool = flag("exit when everything due within --near has been delivered")
+    rate: int = option("maximum messages per second; 0: unlimited", kinds.NUMBER, default=0)
+    no_wait: bool = flag("exit with code 4 if another run is active, instead of waiting")
 
 
 @TIMER.has("run", TimerRunOptions)
 def run_run(call: Call, options: TimerRunOptions) -> int:
-    """Hands messages over before they are due, each once.
+    """Delivers messages when they are due, each once.
 
-    Hands messages over ahead of time, hour by hour: to a store directory of ours, and delivers each to its topic
-    there when it is due; or to live brokers, which deliver by their own wheel. It may be killed at any moment: the
-    next run goes on. docs/timers.md has what is guaranteed.
+    It hands them over hour by hour, before they are due: to an embedded store, where it delivers each to its topic in
+    time, or to live brokers, whose timer wheel does. After a kill the next run continues. docs/timers.md has the
+    guarantees.
 
     Examples:
         tiered timer run s3://bucket/prefix --to /data/timers

@@ -60,12 +60,12 @@ class VerifyOptions(BrokersOptions):
         "local store directory to compare with, message by message", kinds.DIR
     )
     repair: bool = flag(
-        "upload again what is damaged and the local store (or another object) still has, and check again"
+        "upload damaged data again from the local store or another object, and check again"
     )
-    strict: bool = flag("end with code 1 also for what is recorded")
-    timers: bool = flag("check the broker's timers, which lie apart, instead of its topics")
+    strict: bool = flag("exit with code 1 also for recorded findings")
+    timers: bool = flag("check the broker's timers instead of its topics")
     retries: str | None = option(
-        "check what was sent back to this mount instead: its --name, with /ADDRESS of one that is --shared",
+        "check messages sent back to this mount instead: its --name, with /ADDRESS if --shared",
         kinds.NAME,
         excludes="timers store repair",
     )
@@ -77,7 +77,7 @@ class VerifyOptions(BrokersOptions):
 
 @command("verify", VerifyOptions)
 def run(call: Call, options: VerifyOptions) -> int:
-    """Checks that a tier is whole, or equal to a local store.
+    """Checks that a tier is intact, or equal to a local store.
 
     Examples:
         tiered verify file:///tmp/tier --deep
@@ -244,6 +244,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
         yield f"  normal    {counted(unindexed, 'message')} not in the key index yet: a lookup by key reads them instead"
     for note in document["recorded"]["notes"]:
         yield f"  note      {note}"
+    if document["recorded"]["orphans"]:
+        yield "  normal    orphans are what merging has replaced, or what a failed upload left: `tiered gc` deletes them"
     if repair := document["repair"]:
         yield f"  repaired  {counted(repair['parts'], 'part')}, {format_size(repair['repaired_bytes'])}"
         for one in repair["unrepaired"]:
@@ -252,17 +254,35 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
         yield "  result    whole" + ("" if document["is_deep"] else " (--deep reads all)")
         return
     yield f"  result    {counted(document['problem_count'], 'problem')}"
+    yield from _next_step(document)
     yield ""
     yield Table(document["problems"], ["kind", "where", "detail"])
 
 
+def _next_step(document: dict[str, Any]) -> Iterator[str]:
+    """How damaged objects are mended, where nobody has tried to."""
+    from tiered.log.verify_report import OBJECT_KINDS
+
+    if not document["repair"] and any(one["kind"] in OBJECT_KINDS for one in document["problems"]):
+        yield (
+            "  next      while the broker has the messages: stop attach, then `tiered verify URL --deep --store DIR"
+            " --repair`"
+        )
+
+
 def _counts(fields: dict[str, Any]) -> list[str]:
     return [
-        f"{format_size(value) if name.endswith('_bytes') else format_count(value)}"
-        f" {name.removesuffix('_bytes').replace('_', ' ')}"
-        for name, value in fields.items()
-        if isinstance(value, int) and value
+        _count(name, value) for name, value in fields.items() if isinstance(value, int) and value
     ]
+
+
+def _count(name: str, value: int) -> str:
+    if name in {"record_bytes", "orphan_bytes"}:
+        return f"{format_size(value)} of {name.removesuffix('_bytes')}s"
+    words = name.removesuffix("_bytes").replace("_", " ")
+    if name.endswith("_bytes"):
+        return f"{format_size(value)} {words}"
+    return f"{format_count(value)} {words.removesuffix('s') if value == 1 else words}"
 
 
 # -- tiered rebuild --------------------------------------------------------------------------------
@@ -276,20 +296,20 @@ LISTED_MAX = 20
 class RebuildOptions(PlanOptions):
     """What ``tiered rebuild`` can be told."""
 
-    accept_gaps: bool = flag("record messages whose objects are missing as gaps, for ever")
+    accept_gaps: bool = flag("permanently record messages with missing objects as gaps")
     accept_unread: bool = flag(
-        "go without the messages of bundles that cannot be read, or of which only journal entries tell"
+        "continue without messages of unreadable bundles, or that only journal entries name"
     )
     timers: bool = flag(TIMERS_TEXT)
     index: bool = flag(
-        "not the journal but the key index: what is damaged, lost or not there yet; timers have none",
+        "rebuild the key index, not the journal: damaged, lost or missing parts; timers have none",
         excludes="timers accept-gaps accept-unread",
     )
 
 
 @command("rebuild", RebuildOptions)
 def rebuild(call: Call, options: RebuildOptions) -> int:
-    """Makes a lost journal again, from the objects.
+    """Rebuilds a lost journal from the objects.
 
     Examples:
         tiered rebuild file:///tmp/tier

@@ -50,29 +50,29 @@ class WebOptions:
 
     url: str = argument()
     listen: Address = option(
-        "address to serve pages at; :PORT is every address of this machine, and a port of 0 any free one",
+        "address to serve pages at; :PORT: every address of this machine; port 0: any free one",
         kinds.ADDRESS,
         default=Address("127.0.0.1", 8321),
     )
     token_file: str | None = option(
-        "file with the token that readers of the pages must have",
+        "file with the token for access",
         kinds.FILE,
-        default_text="a random one, which is printed; at an address of this machine alone none is asked for",
+        default_text="a random one, printed; none needed at a loopback address",
     )
     allow_host: tuple[str, ...] = several(
-        "further names under which browsers may ask, as behind a proxy",
+        "further host names that browsers may use, as behind a proxy",
         kinds.Kind("NAME,...", str),
         default_text="localhost, this machine's name, and addresses",
     )
-    bodies: bool = flag("show bodies of messages; without it their sizes alone")
+    bodies: bool = flag("show message bodies, not only their sizes")
     store: str | None = option(
-        "local store directory of the broker, for its lag", kinds.DIR, default_text="none: no lag"
+        "the broker's store directory, for its lag", kinds.DIR, default_text="none: lag unknown"
     )
     archive: str | None = option(
-        "archive of the tier, to show what is in it", kinds.URL, default_text="none"
+        "archive of the tier, to show its content", kinds.URL, default_text="none"
     )
     refresh_s: float = option(
-        "while somebody looks: how often the tier is asked for what is new; two requests a broker each time",
+        "how often to look for new data while a page is open; two requests a broker",
         kinds.DURATION_S,
         default=5.0,
     )

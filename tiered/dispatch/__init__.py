@@ -1,1 +1,1 @@
-"""Copying committed messages from the local store to the tier. ``TieredDispatcher`` is the door."""
+"""Copying committed messages from the local store to the tier. Entry point: ``TieredDispatcher``."""

@@ -575,8 +575,9 @@ class GroupCommitter:
         if not error.retriable:
             raise refused(error)
         if first:
-            what = "upload of a bundle of %d queues failed (%s, …), going on in new segments: %s"
-            _LOG.log(retry_level(error), what, len(some), some[0].queue, error)
+            more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+            what = "upload of a bundle failed (%s%s), going on in new segments: %s"
+            _LOG.log(retry_level(error), what, some[0].queue, more, error)
 
 
 def retry_level(error: BackendError) -> int:

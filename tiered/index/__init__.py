@@ -1,1 +1,1 @@
-"""The key index of a tier: making, reading, and the local file in between. See ``docs/formats/index.md``."""
+"""The key index of a tier: making, reading, and the local file in between. See ``docs/formats/key-index.md``."""

@@ -1,1 +1,1 @@
-"""Readers of local message stores: a broker's directory, live or dead. ``tiered.local.interface`` is what others see."""
+"""Readers of local message stores: a broker's directory, live or dead. ``tiered.local.interface`` is its interface."""

@@ -57,6 +57,8 @@ TOPIC_BYTES_MAX: Final = 127
 RETRY_TOPIC_BYTES_MAX: Final = NAME_BYTES_MAX
 """A topic's name is a directory's."""
 RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+"""Of dead letters."""
 
 
 def check_topic(topic: str) -> int:

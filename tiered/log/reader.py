@@ -226,7 +226,7 @@ class QueueReader:
             after = self.after_damage(start)
             if after is None:
                 raise
-            do = f"read on from queue offset {after}, or see what `tiered verify --deep` says of the damage"
+            do = f"read on from queue offset {after} of {self.queue}, or see what `tiered verify --deep` says of the damage"
             raise DataError(error.what, where=error.where, do=do) from error
 
     def after_damage(self, start: QueueOffset) -> QueueOffset | None:

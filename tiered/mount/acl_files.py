@@ -33,6 +33,7 @@ from tiered.mount.acl import (
     AuthUser,
     PlainAccount,
     PlainRules,
+    SigningKey,
     UserEntries,
     ip_of,
 )
@@ -58,6 +59,7 @@ _ACTIONS: Final = frozenset(
 _KINDS: Final = {kind.lower(): kind for kind in (CLUSTER, TOPIC, GROUP)}
 _PLAIN_FIELDS: Final = frozenset({"globalWhiteRemoteAddresses", "accounts"})
 _AUTH_FIELDS: Final = frozenset({"users", "acls"})
+_SIGNING_FIELDS: Final = frozenset({"accessKey", "secretKey"})
 _TAG: Final = "tag:yaml.org,2002:"
 
 
@@ -399,7 +401,7 @@ def _completed(others: list[Value], cluster: str, kept: Mapping[str, Any] | None
     secrets: dict[str, str] = {}
     for value in others:
         fields = value.fields()
-        if set(fields) == {"accessKey", "secretKey"}:
+        if set(fields) == _SIGNING_FIELDS:
             raise value.wrong("this is what a client signs with, and not the rules of a broker")
         secrets |= {key: one.text() for key, one in fields.items()}
     if kept is None:
@@ -411,6 +413,24 @@ def _completed(others: list[Value], cluster: str, kept: Mapping[str, Any] | None
         has = "no secret" if key not in secrets else "a secret, and no rules"
         _LOG.warning("access key %s has %s", key, has)
     return rules.with_secrets(secrets)
+
+
+def read_signing_key(path: Path) -> SigningKey:
+    """What a client signs with, of a file like a broker's ``conf/tools.yml``.
+
+    Raises:
+        InvalidError: It cannot be read, or has other fields.
+    """
+    try:
+        value = read_yaml(path)
+        fields = value.fields()
+        if set(fields) != _SIGNING_FIELDS:
+            raise value.wrong("accessKey and secretKey are wanted, and nothing else")
+        return SigningKey(fields["accessKey"].text(), fields["secretKey"].text())
+    except InvalidError as error:
+        raise InvalidError(
+            error.what, where=error.where, do="give a file like a broker's conf/tools.yml"
+        ) from None
 
 
 def kept_rules(kept: Mapping[str, Any], cluster: str) -> AccessRules:

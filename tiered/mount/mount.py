@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from tiered.journal.lease import LeaseState
     from tiered.log.broker_tables import Handover
     from tiered.model import MessageQueue
+    from tiered.mount.acl import SigningKey
     from tiered.mount.offsets import Name
     from tiered.mount.server import Handler
 
@@ -103,6 +104,7 @@ class MountSettings:
     needs_handover: bool = False  # serve only what was decommissioned
     replica_id: int = 0  # a replica of this id beside the living broker; 0: in its place
     is_taking_over: bool = False  # each name server has to say first that the broker is gone
+    master_key: SigningKey | None = None  # a replica signs with it what it asks its master itself
     store_dir: str | None = None  # the broker's store, where a replica can see it
     policy: Policy = Policy.FORCE  # when the tier is read, with a store beside it
     keeps_offsets: bool = True
@@ -490,7 +492,7 @@ class Mount:
     def _names_of(self, identity: Identity) -> NameServers:
         """Who tells name servers; a replica has to know its master."""
         if isinstance(self.puller, ReplicaPuller):
-            self.master = LiveMaster(identity, self._clock)
+            self.master = LiveMaster(identity, self._clock, self._settings.master_key)
             self.puller.beside(self.master)
         return NameServers(
             self._settings.namesrv,

@@ -1,6 +1,6 @@
 """The remoting protocol as a mount speaks it: what it is asked, how it answers each, and how requests and answers are read.
 
-``REQUESTS`` is the one table: the server dispatches by it, and docs/mount-codes.md is made of it. A code that is not in it
+``REQUESTS`` is the one table: the server dispatches by it, and part of docs/mount.md is made of it. A code not in it
 is answered with ``REQUEST_CODE_NOT_SUPPORTED``, on which clients fall back or give up.
 """
 
@@ -48,11 +48,11 @@ class Code(IntEnum):
 class Treatment(Enum):
     """What becomes of a kind of request."""
 
-    SERVED = "served"
+    SERVED = "Served"
     """As a broker would."""
-    REFUSED = "refused: NO_PERMISSION"
+    REFUSED = "Refused with `NO_PERMISSION`"
     """It would write. Producers go on with the next broker at once."""
-    UNSUPPORTED = "refused: REQUEST_CODE_NOT_SUPPORTED"
+    UNSUPPORTED = "Refused with `REQUEST_CODE_NOT_SUPPORTED`"
     """Clients do without."""
 
 
@@ -124,46 +124,41 @@ POLLING_INFO: Final = 200_055
 BATCH_ACK_MESSAGE: Final = 200_151
 
 _S, _R, _U = Treatment.SERVED, Treatment.REFUSED, Treatment.UNSUPPORTED
-_TIMES = "Times that cannot be read within 8 s are 0, and the remark says of how many."
-_HELD = (
-    "Long polls are held, a bounded number of them; further ones are refused with `SYSTEM_BUSY`."
-)
-_ACK = "Answered when it is durable; `SYSTEM_BUSY` when the tier's store does not take it within 2.5 s."
-_BACK = "Kept in the retry log; with `--no-state` `NO_PERMISSION`."
-_PROXY = "But for the topic by which proxies tell one another of clients."
-_SEND = (
-    "But to `%RETRY%<group>`, as consumers do that could not send back: kept in the retry log; and to the topic by which"
-    " proxies tell one another of clients: taken, and let go."
-)
+_TIMES = "Times not read within 8 s are 0; the remark counts them."
+_HELD = "Long polling; beyond `--held-requests` answered with `SYSTEM_BUSY`."
+_ACK = "Answered when durable; `SYSTEM_BUSY` after 2.5 s."
+_BACK = "Kept in the retry log; `NO_PERMISSION` with `--no-state`."
+_PROXY = "Accepted for the proxies' heartbeat topic."
+_SEND = "Accepted for `%RETRY%<group>` (kept in the retry log) and the proxies' heartbeat topic (discarded)."
 
 REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(SEND_MESSAGE, "SEND_MESSAGE", _R, _SEND),
     Answered(PULL_MESSAGE, "PULL_MESSAGE", _S, _HELD),
-    Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
+    Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; unindexed messages are searched, up to a limit."),
     Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
-    Answered(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),
+    Answered(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept by the mount."),
     Answered(UPDATE_AND_CREATE_TOPIC, "UPDATE_AND_CREATE_TOPIC", _R, _PROXY),
-    Answered(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "With permission read-only, but for retry topics."),
+    Answered(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "Read-only, except retry topics."),
     Answered(25, "UPDATE_BROKER_CONFIG", _R),
-    Answered(GET_BROKER_CONFIG, "GET_BROKER_CONFIG", _S, "What of it means something here."),
-    Answered(GET_BROKER_RUNTIME_INFO, "GET_BROKER_RUNTIME_INFO", _S, "What means something here; other numbers are 0."),
+    Answered(GET_BROKER_CONFIG, "GET_BROKER_CONFIG", _S, "Only what applies to a mount."),
+    Answered(GET_BROKER_RUNTIME_INFO, "GET_BROKER_RUNTIME_INFO", _S, "Only what applies to a mount; other numbers are 0."),
     Answered(SEARCH_OFFSET_BY_TIMESTAMP, "SEARCH_OFFSET_BY_TIMESTAMP", _S),
     Answered(GET_MAX_OFFSET, "GET_MAX_OFFSET", _S),
     Answered(GET_MIN_OFFSET, "GET_MIN_OFFSET", _S),
     Answered(GET_EARLIEST_MSG_STORETIME, "GET_EARLIEST_MSG_STORETIME", _S),
-    Answered(VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", _S, "By its place in the log. Clients dial the address in the id."),
+    Answered(VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", _S, "By its place in the log; clients dial the address in the id."),
     Answered(HEART_BEAT, "HEART_BEAT", _S),
     Answered(UNREGISTER_CLIENT, "UNREGISTER_CLIENT", _S),
     Answered(CONSUMER_SEND_MSG_BACK, "CONSUMER_SEND_MSG_BACK", _S, _BACK),
     Answered(37, "END_TRANSACTION", _R),
     Answered(GET_CONSUMER_LIST_BY_GROUP, "GET_CONSUMER_LIST_BY_GROUP", _S),
-    Answered(LOCK_BATCH_MQ, "LOCK_BATCH_MQ", _S, "For orderly consumers; a lock lasts 60 s."),
+    Answered(LOCK_BATCH_MQ, "LOCK_BATCH_MQ", _S, "A lock lasts 60 s."),
     Answered(UNLOCK_BATCH_MQ, "UNLOCK_BATCH_MQ", _S),
-    Answered(CHECK_CLIENT_CONFIG, "CHECK_CLIENT_CONFIG", _S, "Whether a filter can be compiled."),
-    Answered(GET_ROUTEINFO_BY_TOPIC, "GET_ROUTEINFO_BY_TOPIC", _S, "A mount is a name server of its own topics."),
-    Answered(GET_BROKER_CLUSTER_INFO, "GET_BROKER_CLUSTER_INFO", _S, "Likewise."),
+    Answered(CHECK_CLIENT_CONFIG, "CHECK_CLIENT_CONFIG", _S, "Compiles the filter."),
+    Answered(GET_ROUTEINFO_BY_TOPIC, "GET_ROUTEINFO_BY_TOPIC", _S, "For its own topics."),
+    Answered(GET_BROKER_CLUSTER_INFO, "GET_BROKER_CLUSTER_INFO", _S, "For its own broker."),
     Answered(200, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", _R),
-    Answered(GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", _S, "Of groups that are known here."),
+    Answered(GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", _S, "Groups known to the mount."),
     Answered(GET_TOPIC_STATS_INFO, "GET_TOPIC_STATS_INFO", _S, _TIMES),
     Answered(GET_CONSUMER_CONNECTION_LIST, "GET_CONSUMER_CONNECTION_LIST", _S),
     Answered(204, "GET_PRODUCER_CONNECTION_LIST", _U, "There are no producers."),
@@ -171,31 +166,31 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(207, "DELETE_SUBSCRIPTIONGROUP", _R),
     Answered(GET_CONSUME_STATS, "GET_CONSUME_STATS", _S, _TIMES),
     Answered(215, "DELETE_TOPIC_IN_BROKER", _R),
-    Answered(RESET_CONSUMER_OFFSET, "INVOKE_BROKER_TO_RESET_OFFSET", _S, "Consumers on line are told with their next pull."),
+    Answered(RESET_CONSUMER_OFFSET, "INVOKE_BROKER_TO_RESET_OFFSET", _S, "Online consumers learn it at their next pull."),
     Answered(GET_CONSUMER_STATUS, "INVOKE_BROKER_TO_GET_CONSUMER_STATUS", _S, "Asked of the clients."),
-    Answered(GET_TOPICS_BY_CLUSTER, "GET_TOPICS_BY_CLUSTER", _S, "Its own topics, if it is of this cluster."),
+    Answered(GET_TOPICS_BY_CLUSTER, "GET_TOPICS_BY_CLUSTER", _S, "Its own topics, for its own cluster."),
     Answered(QUERY_TOPIC_CONSUME_BY_WHO, "QUERY_TOPIC_CONSUME_BY_WHO", _S),
     Answered(GET_SYSTEM_TOPIC_LIST_FROM_NS, "GET_SYSTEM_TOPIC_LIST_FROM_NS", _S, "Names of cluster and broker."),
-    Answered(GET_SYSTEM_TOPIC_LIST_FROM_BROKER, "GET_SYSTEM_TOPIC_LIST_FROM_BROKER", _S, "There are none."),
+    Answered(GET_SYSTEM_TOPIC_LIST_FROM_BROKER, "GET_SYSTEM_TOPIC_LIST_FROM_BROKER", _S, "None."),
     Answered(GET_CONSUMER_RUNNING_INFO, "GET_CONSUMER_RUNNING_INFO", _S, "Asked of the client."),
-    Answered(CONSUME_MESSAGE_DIRECTLY, "CONSUME_MESSAGE_DIRECTLY", _S, "The message, by its offset id, goes to the client."),
+    Answered(CONSUME_MESSAGE_DIRECTLY, "CONSUME_MESSAGE_DIRECTLY", _S, "Sends the message to the client."),
     Answered(SEND_MESSAGE_V2, "SEND_MESSAGE_V2", _R, _SEND),
     Answered(GET_BROKER_CONSUME_STATS, "GET_BROKER_CONSUME_STATS", _S, _TIMES),
     Answered(320, "SEND_BATCH_MESSAGE", _R),
-    Answered(QUERY_CONSUME_QUEUE, "QUERY_CONSUME_QUEUE", _S, "Some items; places are those in the old broker's log."),
-    Answered(GET_ALL_PRODUCER_INFO, "GET_ALL_PRODUCER_INFO", _S, "There are none."),
+    Answered(QUERY_CONSUME_QUEUE, "QUERY_CONSUME_QUEUE", _S, "A few entries, with offsets in the old broker's log."),
+    Answered(GET_ALL_PRODUCER_INFO, "GET_ALL_PRODUCER_INFO", _S, "None."),
     Answered(QUERY_TOPICS_BY_CONSUMER, "QUERY_TOPICS_BY_CONSUMER", _S),
     Answered(GET_TOPIC_CONFIG, "GET_TOPIC_CONFIG", _S),
     Answered(GET_SUBSCRIPTIONGROUP_CONFIG, "GET_SUBSCRIPTIONGROUP_CONFIG", _S),
-    Answered(LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _S, "As PULL_MESSAGE."),
-    Answered(370, "RECALL_MESSAGE", _U, "Nothing waits here to be delivered."),
-    Answered(QUERY_ASSIGNMENT, "QUERY_ASSIGNMENT", _S, "Which queues, and whether to pull or to pop."),
-    Answered(SET_MESSAGE_REQUEST_MODE, "SET_MESSAGE_REQUEST_MODE", _S, "Kept in the mount's own place."),
+    Answered(LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _S, "As `PULL_MESSAGE`."),
+    Answered(370, "RECALL_MESSAGE", _U, "Nothing is pending here."),
+    Answered(QUERY_ASSIGNMENT, "QUERY_ASSIGNMENT", _S, "Queues, and whether to pull or pop."),
+    Answered(SET_MESSAGE_REQUEST_MODE, "SET_MESSAGE_REQUEST_MODE", _S, "Kept by the mount."),
     Answered(POP_MESSAGE, "POP_MESSAGE", _S, _HELD.replace("SYSTEM_BUSY", "POLLING_FULL")),
     Answered(ACK_MESSAGE, "ACK_MESSAGE", _S, _ACK),
     Answered(200_052, "PEEK_MESSAGE", _U),
-    Answered(CHANGE_MESSAGE_INVISIBLETIME, "CHANGE_MESSAGE_INVISIBLETIME", _S, "`NO_MESSAGE` to who has it no more."),
-    Answered(NOTIFICATION, "NOTIFICATION", _S, "Held as a pop is."),
+    Answered(CHANGE_MESSAGE_INVISIBLETIME, "CHANGE_MESSAGE_INVISIBLETIME", _S, "`NO_MESSAGE` if another consumer has it."),
+    Answered(NOTIFICATION, "NOTIFICATION", _S, "Long polling, as for pops."),
     Answered(POLLING_INFO, "POLLING_INFO", _S),
     Answered(BATCH_ACK_MESSAGE, "BATCH_ACK_MESSAGE", _S, _ACK),
 )  # fmt: skip

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from fetcher.statuses import GetResult
     from tiered.clock import Clock
+    from tiered.mount.acl import SigningKey
     from tiered.mount.name_servers import Identity
     from tiered.mount.pulling import Pull
     from tiered.mount.server import Exchange, Handled, Handler
@@ -108,13 +109,19 @@ NOT_ASKED: Final = QueueAtMaster(float("-inf"))
 class LiveMaster:
     """The master beside which we are: who it is by name servers, and what it says."""
 
-    def __init__(self, identity: Identity, clock: Clock) -> None:
-        """Know nothing yet."""
+    def __init__(self, identity: Identity, clock: Clock, key: SigningKey | None = None) -> None:
+        """Know nothing yet.
+
+        Args:
+            key: Signs what we ask ourselves; None: nothing does. What is passed on has its client's signature.
+        """
         self.identity = identity  # as what we are known ourselves
         self.address = ""  # of the master; empty: no name server knows one
         self.is_acted_for = False  # brokers of this name act for their master when it is gone
         self.passed: Counter[int] = Counter()  # requests passed on, by code
         self.clock = clock
+        self._key = key
+        self._refusal = ""  # why the master last refused what we asked ourselves
         self._known: dict[str, str] = {}
         self._queues: dict[MessageQueue, QueueAtMaster] = {}
         self._looks: dict[MessageQueue, asyncio.Task[QueueAtMaster]] = {}
@@ -190,6 +197,21 @@ class LiveMaster:
             raise MasterError(f"{self.address}: {str(error) or type(error).__name__}") from error
         finally:
             del self._asked[opaque]
+
+    async def _ask_ourselves(self, code: int, **fields: str) -> Command:
+        """Ask the master for what nobody asked us; MasterError: as of ``ask``, or it refused."""
+        request = Command(code, fields=fields)
+        answer = await self.ask(self._key.signed(request) if self._key else request)
+        if answer.code:
+            if answer.remark != self._refusal:
+                _LOG.warning(
+                    "the master refuses what the replica asks it itself (--master-credentials): %s",
+                    answer.remark,
+                )
+            self._refusal = answer.remark
+            raise MasterError(answer.remark)
+        self._refusal = ""
+        return answer
 
     async def tell(self, request: Command) -> None:
         """Tell the master something that it does not answer; MasterError: it cannot be reached."""
@@ -280,15 +302,14 @@ class LiveMaster:
         return looking
 
     async def _looks_at(self, queue: MessageQueue, commit: int) -> QueueAtMaster:
-        fields = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+        asked = {"topic": queue.topic, "queueId": str(queue.queue_id)}
         now_s = self.clock.monotonic_s()
         found = QueueAtMaster(now_s)
         try:
             codes = (protocol.GET_MIN_OFFSET, protocol.GET_MAX_OFFSET)
-            said = [await self.ask(Command(code, fields=fields)) for code in codes]
-            if not any(answer.code for answer in said):
-                low, end = (int(answer.fields["offset"]) for answer in said)
-                found = QueueAtMaster(now_s, low, commit > end)
+            said = [await self._ask_ourselves(code, **asked) for code in codes]
+            low, end = (int(answer.fields["offset"]) for answer in said)
+            found = QueueAtMaster(now_s, low, commit > end)
         except (MasterError, LookupError, ValueError):
             pass  # it is asked again
         finally:
@@ -301,7 +322,7 @@ class LiveMaster:
     async def check(self) -> None:
         """Say what at the master keeps consumers from coming."""
         with contextlib.suppress(MasterError):
-            said = await self.ask(Command(protocol.GET_BROKER_CONFIG))
+            said = await self._ask_ourselves(protocol.GET_BROKER_CONFIG)
             if "slaveReadEnable=false" in said.text().decode("utf-8", "replace").split():
                 _LOG.warning(
                     "the master sends no consumer here: set slaveReadEnable=true at %s (mqadmin updateBrokerConfig)",

@@ -11,6 +11,7 @@ Ordering
     A round is a bundle, then an entry. The entry that names what was delivered also gives up what that was in the delay
     queues: a delivery has happened whole or not at all, so none is lost and none happens twice. All records of a round have
     one store time, so those of one delay queue are due together; they are a segment there, which can go alone.
+    Between rounds the bundles of some are merged into one, segment by segment: what rounds leave is few objects.
 
 Retries and errors
     Who sends back is answered when its entry is durable, else with ``SYSTEM_BUSY`` after ``RetryLimits.answer_s``: clients
@@ -32,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -41,7 +43,8 @@ from zlib_ng import zlib_ng
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
 from tiered.dispatch.group_commit import Uploader
-from tiered.errors import FencedError, InternalError, StoreUnavailableError
+from tiered.dispatch.merging import Merger
+from tiered.errors import DataError, FencedError, InternalError, StoreUnavailableError
 from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.properties import join_properties, tag_hash
@@ -58,7 +61,7 @@ from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.lease import Holder
 from tiered.keys import BUNDLE
-from tiered.local.catalog import RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
+from tiered.local.catalog import DEAD_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
 from tiered.local.interface import RecordBatch
 from tiered.log.actions import BeginAnew, Expire, action_of
 from tiered.log.bundles import bundle_row
@@ -66,6 +69,7 @@ from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.decode import TierBatch
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import named_objects
+from tiered.log.merge import LAST_LEVEL, MergePolicy, plan_merge
 from tiered.log.parts import Incarnation
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
@@ -81,10 +85,10 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.journal.entry import Action
+    from tiered.log.merge import MergeOutput
     from tiered.log.state import TierState
 
 _LOG = logging.getLogger("tiered.mount")
-DEAD_PREFIX: Final = "%DLQ%"
 DELAYS_S: Final = (
     *(1, 5, 10, 30, 60, 120, 180, 240, 300),
     *(360, 420, 480, 540, 600, 1200, 1800, 3600, 7200),
@@ -101,8 +105,10 @@ _SEGMENT_BYTES: Final = 64 << 20
 _SEGMENT_MS: Final = 3_600_000
 _PART_BYTES: Final = 1 << 40
 _OBJECTS_MAX: Final = 100_000
+_SWEPT_AT_ONCE: Final = 50
+"""Objects that are looked at, and perhaps deleted, between two rounds: who sends back waits meanwhile."""
 _GRACE_MS: Final = 24 * HOUR_MS
-"""For who reads the log in another process."""
+"""Nothing younger is deleted: its entry may be under way."""
 _PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
 _IDLE_S: Final = 0.5
@@ -244,6 +250,9 @@ class DueTogether:
 class RetryWriter:
     """The writing end of a retry log. ``begin``, then ``commit``, round by round."""
 
+    merging = MergePolicy(segment_bytes_max=0, compresses=False)
+    """Segments stay what they are: what is due together is one."""
+
     def __init__(
         self,
         bare: ObjectStore,
@@ -282,6 +291,12 @@ class RetryWriter:
         self._uploader: Uploader | None = None
         self._failed: set[MessageQueue] = set()
         self._last_ms = 0
+        self._unmerged = (
+            self.merging.fan_in
+        )  # bundles since bundles were merged; or as many, after a start
+        self._damaged: set[str] = set()  # bundles that cannot be merged
+        self._swept_to = ""  # key of the last bundle that was looked at; empty: none yet
+        self._unnamed: set[str] = set()  # bundles that nothing named when they were looked at
 
     def _tell(self, error: BackendError) -> None:
         self.on_failure(error)
@@ -388,6 +403,7 @@ class RetryWriter:
             self._failed.update(gathered)
             stored = uploader.put_commits(commits, alone=False)
             self._failed.difference_update(gathered)
+            self._unmerged += 1
             actions.append({"do": "part", "bundles": [bundle_row(stored.bundle, stored.packed)]})
         self._append([*self._said_anew(anew), *actions, *self._given_up(done)])
         return made
@@ -403,31 +419,74 @@ class RetryWriter:
         if actions:
             self._append(actions)
 
-    def tidy(self, kept_ms: int) -> None:
+    def merge(self) -> None:
+        """Merge bundles of rounds, if there are enough: else each would be an object for as long as it is kept.
+
+        Raises:
+            BackendError: The store did not answer; the next time is soon enough.
+        """
+        if self._uploader is None or self._unmerged < self.merging.fan_in:
+            return
+        self._unmerged = 0
+        for _ in range(LAST_LEVEL):  # what one plan makes may fill the next level
+            plan = plan_merge(self.state, self.merging, leave=self._damaged)
+            if plan is None:
+                break
+            for output in plan.outputs:
+                self._merge(output)
+
+    def _merge(self, output: MergeOutput) -> None:
+        assert self._uploader is not None
+        merger = Merger(self._uploader, self._store, self._prefix, lambda _size: None, packer=None)
+        try:
+            made = merger.make(output, self.stop.is_set)
+        except DataError as error:
+            _LOG.error("bundles of the retry log are not merged: %s", error)
+            self._damaged |= {bundle.key for run in output.runs for bundle in run.parts.bundles}
+        else:
+            if made is not None:
+                self._append([made.action()])
+
+    def tidy(self, kept_ms: int) -> bool:
         """Give up whole segments that are older than that, and delete what no reader can have in hand any more.
+
+        Returns:
+            Whether there are objects that were not looked at yet: the next call goes on with them.
 
         Raises:
             BackendError: The store did not answer; the next time is soon enough.
         """
         if self._uploader is None:
-            return
-        now_ms = self._clock.now_ms()
+            return False
+        if not self._swept_to:
+            self._expire(kept_ms)
+        # Bundles first: an entry that is gone names nothing, and what it named must not look like another's.
+        named, now_ms = named_objects(self.state), self._clock.now_ms()
+        found = self._store.list(self._prefix + BUNDLE, start_after=self._swept_to)
+        some = list(islice(found, _SWEPT_AT_ONCE))
+        for info in some:
+            is_old = 0 <= info.modified_ms < now_ms - _GRACE_MS
+            if not is_old or info.key.removeprefix(self._prefix) in named:
+                continue
+            if info.key not in self._unnamed:  # who began to read before may be at it still
+                self._unnamed.add(info.key)
+                continue
+            self._store.delete(info.key)
+            self._unnamed.discard(info.key)
+        self._swept_to = some[-1].key if len(some) == _SWEPT_AT_ONCE else ""
+        if not self._swept_to and self._journal.write_checkpoint(force=True):
+            trim_journal(self._store, self._prefix, self._journal.number)
+        return bool(self._swept_to)
+
+    def _expire(self, kept_ms: int) -> None:
         steps, _ = plan_expiry(
             self.state,
-            now_ms,
+            self._clock.now_ms(),
             lambda topic: None if topic == SCHEDULE_TOPIC else kept_ms,
             objects_max=_OBJECTS_MAX,
         )
         if steps:
             self._append([step.action() for step in steps])
-        # Bundles first: an entry that is gone names nothing, and what it named must not look like another's.
-        named = named_objects(self.state)
-        for info in list(self._store.list(self._prefix + BUNDLE)):
-            is_old = 0 <= info.modified_ms < now_ms - _GRACE_MS
-            if is_old and info.key.removeprefix(self._prefix) not in named:
-                self._store.delete(info.key)
-        if self._journal.write_checkpoint(force=True):
-            trim_journal(self._store, self._prefix, self._journal.number)
 
     def _said_anew(self, anew: Mapping[MessageQueue, QueueOffset]) -> Iterator[Action]:
         for queue, start in anew.items():
@@ -656,15 +715,19 @@ class RetryLog:
                     pause_s = _PAUSE_S
 
     async def _tidy(self, thread: ThreadPoolExecutor) -> None:
-        """Now and then, between rounds."""
-        now_s = self._clock.monotonic_s()
-        if now_s - self._tidied_s >= self.limits.tidy_s and not self._is_stopping:
+        """Now and then, between rounds, and a little at a time."""
+        if self._is_stopping:
+            return
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
+        now_s, has_more = self._clock.monotonic_s(), False
+        is_due = now_s - self._tidied_s >= self.limits.tidy_s
+        try:
+            await in_thread(self.writer.merge)
+            has_more = is_due and await in_thread(self.writer.tidy, self.limits.kept_ms)
+        except BackendError as error:
+            _LOG.info("old messages of the retry log stay for now: %s", error)
+        if is_due and not has_more:
             self._tidied_s = now_s
-            work = partial(self.writer.tidy, self.limits.kept_ms)
-            try:
-                await asyncio.get_running_loop().run_in_executor(thread, work)
-            except BackendError as error:
-                _LOG.info("old messages of the retry log stay for now: %s", error)
 
     def stop(self) -> None:
         """Take no more, and end when nobody waits."""

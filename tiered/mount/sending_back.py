@@ -19,10 +19,10 @@ from tiered.format import properties as names
 from tiered.format.record import Record, decode_record, is_v6, offset_msg_id
 from tiered.format.remoting import Command
 from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, NEED_UNWRAP, STORE_HOST_V6
-from tiered.local.catalog import RETRY_PREFIX
+from tiered.local.catalog import DEAD_PREFIX, RETRY_PREFIX
 from tiered.mount import protocol
 from tiered.mount.protocol import READ_ONLY, Code, RefusalError
-from tiered.mount.retries import DEAD_PREFIX, MAX_TIMES, PLACES_FROM, delayed
+from tiered.mount.retries import MAX_TIMES, PLACES_FROM, delayed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -1,1 +1,1 @@
-"""The embedded store: our own writer of the RocketMQ store format. ``tiered.store.embedded`` is its face."""
+"""The embedded store: our own writer of the RocketMQ store format. Entry point: ``tiered.store.embedded``."""

@@ -1,1 +1,1 @@
-"""What keeps a tier well, as plans and their execution: gc, expire, rebuild, repair, truncate, doctor, status, roles."""
+"""Maintenance of a tier, as plans and their execution: gc, expire, rebuild, repair, truncate, doctor, status, roles."""

@@ -48,7 +48,7 @@ from tiered.compaction.retention import (
 )
 from tiered.crashpoints import reached
 from tiered.dispatch.settings import Compression
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, no_topic
 from tiered.journal.entry import Entry
 from tiered.journal.typed import AnyInt, row_of
 from tiered.keys import maintenance_sequences, maker_of
@@ -353,11 +353,8 @@ class Compactor:
         for topic in sorted(set(topics)):
             queues = sorted(queue for queue in state.queues if queue.topic == topic)
             if not queues:
-                raise InvalidError(
-                    f"the tier has no topic {topic}",
-                    where=self._at.store.url,
-                    do="`tiered ls URL` lists them",
-                )
+                known = {queue.topic for queue in state.queues}
+                raise no_topic(topic, known, where=self._at.store.url)
             planned = {queue: self._pass(state.queues[queue][-1], now_ms) for queue in queues}
             due = [queue for queue in queues if planned[queue].is_due]
             if due and self.settings.across_queues:  # what is newest of a key may be in any

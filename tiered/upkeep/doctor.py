@@ -25,6 +25,7 @@ from backends.errors import (
     BackendError,
     ConfigurationError,
     PermissionDeniedError,
+    UnreachableError,
 )
 from backends.lazy_dataclass import dataclass
 from backends.local import HIDDEN, LocalFolderStore
@@ -113,6 +114,10 @@ def _reachability(store: ObjectStore) -> list[Check]:
         general = "check URL, endpoint and network; make the bucket or folder"
         if isinstance(error, PermissionDeniedError):
             general = "check the credentials, and that they may list the bucket"
+        elif isinstance(error, ConfigurationError):
+            general = "correct the URL or the settings"
+        elif isinstance(error, UnreachableError):
+            general = "see whether it runs, and check endpoint and network"
         failed = Check(REACHABILITY, FAIL, str(error), error.do or general)
         is_skewed = error.reason == CLOCK
         return [failed, *([Check("clock", FAIL, str(error), error.do)] if is_skewed else [])]

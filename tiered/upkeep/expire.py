@@ -25,7 +25,7 @@ import numpy as np
 
 from backends.errors import ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, no_topic
 from tiered.log.actions import BeginAnew, read_action
 from tiered.log.divergence import Change, fingerprint_in_tier, measure, plan_end
 from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_handed, plan_removal
@@ -144,10 +144,9 @@ def plan_expire(
 def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> ExpirePlan:
     """What removing a topic gives up. Changes nothing."""
     reader = at.reader()
-    if all(queue.topic != topic for queue in reader.state.queues):
-        raise InvalidError(
-            f"the tier has no topic {topic}", where=at.store.url, do="`tiered ls URL` lists them"
-        )
+    known = {queue.topic for queue in reader.state.queues}
+    if topic not in known:
+        raise no_topic(topic, known, where=at.store.url)
     steps, is_cut = plan_removal(reader.state, topic, objects_max=objects_max)
     return _plan(at, reader, "delete-topic", (steps, is_cut), at.clock.now_ms(), topic=topic)
 

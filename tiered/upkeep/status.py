@@ -1,18 +1,19 @@
 """Status of a tier: pure functions from what was read (state, lease, lag) to the document that ``tiered status`` shows.
 
-``read_status`` does the reading: two requests a broker to find it, its checkpoint and entries, and its lease. What a
-writer's present rate comes to in requests and dollars a month, stands at the end.
+``read_status`` does the reading: two requests a broker to find it, its checkpoint and entries, its lease, and a listing of
+its mounts. What a writer's present rate comes to in requests and dollars a month, stands at the end.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import Prices
-from tiered.api.broker_place import Place, choose_place, find_places, no_tier
+from tiered.api.broker_place import Place, choose_place, find_places, no_tier, retry_places
 from tiered.api.stores import what_to_do
 from tiered.attach.observe import QueueLag, measure_lag
 from tiered.errors import DataError, OtherVersionError, StoreUnavailableError
@@ -21,6 +22,7 @@ from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.replay import JournalReader
 from tiered.journal.typed import document_of
 from tiered.keys import LEASE
+from tiered.local.catalog import DEAD_PREFIX, SCHEDULE_TOPIC
 from tiered.log.broker_tables import HANDOVER
 from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
 from tiered.log.parts import Parts
@@ -58,6 +60,15 @@ class LocalFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryLogFacts:
+    """What was read of the retry log of one mount."""
+
+    mount: str  # its name, with ``/address`` of one that is shared
+    state: TierState | None  # what its journal says; None: it cannot be read
+    reason: str = ""  # why not
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerFacts:
     """What was read of one broker's tier."""
 
@@ -67,6 +78,7 @@ class BrokerFacts:
     lease: LeaseState | None  # the lease, or None
     local: LocalFacts | None = None  # of its local store, or None
     rate: Rate | None = None  # what its writer does, or None: none is at work, or it has just begun
+    retry_logs: Sequence[RetryLogFacts] | None = None  # of its mounts; None: nobody looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +149,10 @@ def read_status(
     def read(place: Place) -> BrokerFacts | UnreadBroker:
         reader = TierReader(store, place.prefix)
         try:
-            return read_broker(
+            facts = read_broker(
                 reader, place, now_ms, local=local, selects=selects, with_rate=is_one
             )
+            return replace(facts, retry_logs=read_retry_logs(store, place))
         except (DataError, OtherVersionError) as error:
             if is_one:
                 raise
@@ -184,6 +197,19 @@ def read_broker(
     is_held = lease is not None and not lease.released and lease.expires_ms > now_ms
     rate = read_rate(store, place.prefix, number, now_ms) if is_held and with_rate else None
     return BrokerFacts(place, reader.state, number, lease, facts, rate)
+
+
+def read_retry_logs(store: ObjectStore, place: Place) -> list[RetryLogFacts]:
+    """What was sent back to mounts of a broker's tier: one listing where there was none, and a few requests for each log."""
+    found = []
+    for one in retry_places(store, place):
+        reader = TierReader(store, one.prefix)
+        try:
+            reader.refresh()
+            found.append(RetryLogFacts(one.mount, reader.state))
+        except (DataError, OtherVersionError) as error:
+            found.append(RetryLogFacts(one.mount, None, str(error)))
+    return found
 
 
 def local_facts(
@@ -235,6 +261,9 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         **_totals(rows, set().union(*keys.values())),
         **_space(state),
         "rate": rate_document(facts.rate),
+        "retry_logs": None
+        if facts.retry_logs is None
+        else [_retry_log(one) for one in facts.retry_logs],
         "waiting": _waiting(local.waiting) if local else None,
         "local": _report(local.report) if local else None,
         "left_out": [document_of(left) for left in local.report.left_out] if local else None,
@@ -243,6 +272,26 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
             for topic, queues in sorted(topics.items())
         ],
     }
+
+
+def _retry_log(log: RetryLogFacts) -> Document:
+    """Messages that wait for their time, that were given out again, and dead letters; and what they take."""
+    row: Document = {"mount": log.mount, "reason": log.reason}
+    if log.state is None:
+        return row | dict.fromkeys(_OF_RETRY_LOG)
+    counts = [0, 0, 0]
+    for queue, incarnations in log.state.queues.items():
+        now = incarnations[-1]
+        kind = (
+            0 if queue.topic == SCHEDULE_TOPIC else 2 if queue.topic.startswith(DEAD_PREFIX) else 1
+        )
+        counts[kind] += now.commit_offset - now.min_offset
+    sizes = [use.bundle.size_bytes for use in bundles_used(log.state)]
+    said = (*counts, len(sizes), sum(sizes), log.state.updated_ms)
+    return row | dict(zip(_OF_RETRY_LOG, said, strict=True))
+
+
+_OF_RETRY_LOG = ("waiting", "retries", "dead", "objects", "object_bytes", "updated_ms")
 
 
 def queue_rows(facts: BrokerFacts) -> list[Document]:

@@ -1,1 +1,1 @@
-"""Pages in a browser that show a tier: brokers, queues, messages, timers, archive, costs. Read-only, by plain HTML."""
+"""Read-only web pages that show a tier: brokers, queues, messages, timers, archive, costs. Plain HTML."""

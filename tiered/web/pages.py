@@ -489,7 +489,7 @@ def _filter_of(wanted: Mapping[str, str]) -> Filter | None:
             return compile_filter(wanted["sql"], "SQL92")
         return compile_filter(wanted["tag"], "TAG") if "tag" in wanted else None
     except FilterError as error:
-        raise InvalidError(f"the filter is none: {error}", do="see docs/filters.md") from error
+        raise InvalidError(f"the filter is not valid: {error}", do="see docs/reading.md") from error
 
 
 def _message_row(

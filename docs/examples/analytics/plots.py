@@ -171,6 +171,7 @@ def _latency(axes: Any, _found: dict[str, Any], shown: list[Any]) -> None:
     for name, one in shown:
         axes.plot(places, one["latency_ms"], marker="o", label=name)
     axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=0)
     axes.set_xticks(places, [f"p{p:g}" if p < 100 else "max" for p in PERCENTILES])
     axes.set_ylabel("milliseconds")
     axes.grid(axis="y", alpha=0.3)

@@ -19,6 +19,7 @@ import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Properties;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
@@ -27,6 +28,7 @@ import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
+import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -35,6 +37,9 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MQVersion;
+import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageClientExt;
 import org.apache.rocketmq.common.message.MessageConst;
@@ -43,11 +48,13 @@ import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
 import org.apache.rocketmq.remoting.RPCHook;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** Clients, and a name server, of whichever RocketMQ is on the class path: one source for 4.9 and 5.x. See README.md. */
+/** Clients, a name server and a broker, of whichever RocketMQ is on the class path: one source for 4.9 and 5.x. See README.md. */
 public final class Clients {
     private static final List<String> ADDED_BY_CLIENT =
         List.of(MessageConst.PROPERTY_MIN_OFFSET, MessageConst.PROPERTY_MAX_OFFSET, MessageConst.PROPERTY_CONSUME_START_TIMESTAMP);
@@ -66,6 +73,9 @@ public final class Clients {
                 case "namesrv":
                     namesrv(options);
                     return;  // its threads keep the process alive
+                case "broker":
+                    broker(options);
+                    return;
                 case "push":
                     push(options);
                     break;
@@ -97,6 +107,41 @@ public final class Clients {
             throw new IllegalStateException("not initialized");
         }
         controller.start();
+        OUT.println("READY");
+    }
+
+    /** A broker with small files, as that of `./oracle broker`; --set takes any property. A signal ends it well. */
+    private static void broker(Map<String, List<String>> options) throws Exception {
+        String address = "127.0.0.1";
+        Properties said = new Properties();
+        said.putAll(Map.of("storePathRootDir", one(options, "store", null), "namesrvAddr", one(options, "namesrv", null),
+            "brokerName", one(options, "name", "broker-a"), "brokerClusterName", one(options, "cluster", "cluster-a"),
+            "brokerIP1", address, "brokerIP2", address, "bindAddress", address, "listenPort", one(options, "port", "10911")));
+        said.putAll(Map.of("mappedFileSizeCommitLog", "1048576", "mappedFileSizeConsumeQueue", "20000", "maxHashSlotNum", "1000",
+            "maxIndexNum", "4000", "fileReservedTime", "1000000", "cleanFileForciblyEnable", "false",
+            "brokerFastFailureEnable", "false", "osPageCacheBusyTimeOutMills", "10000"));
+        said.setProperty("storePathCommitLog", one(options, "store", null) + "/commitlog");
+        for (String pair : options.getOrDefault("set", List.of())) {
+            said.setProperty(pair.substring(0, pair.indexOf('=')), pair.substring(pair.indexOf('=') + 1));
+        }
+        // Said with each request; a name server takes one that does not say it for a broker of 3.0, which sends no topics.
+        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, Integer.toString(MQVersion.CURRENT_VERSION));
+        System.setProperty("rocketmq.broker.diskSpaceWarningLevelRatio", "0.99");
+        System.setProperty("rocketmq.broker.diskSpaceCleanForciblyRatio", "0.99");
+        MessageStoreConfig store = new MessageStoreConfig();
+        BrokerConfig broker = new BrokerConfig();
+        NettyServerConfig netty = new NettyServerConfig();
+        for (Object config : new Object[] {store, broker, netty}) {
+            MixAll.properties2Object(said, config);
+        }
+        store.setHaListenPort(netty.getListenPort() + 1);
+        BrokerController controller = new BrokerController(broker, netty, new NettyClientConfig(), store);
+        controller.getConfiguration().registerConfig(said);
+        if (!controller.initialize()) {
+            throw new IllegalStateException("not initialized");
+        }
+        Runtime.getRuntime().addShutdownHook(new Thread(controller::shutdown));
+        controller.start();  // name servers have answered when it returns
         OUT.println("READY");
     }
 

@@ -11,8 +11,11 @@ import java.time.Duration;
 import java.util.Base64;
 import java.util.Collections;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -64,6 +67,7 @@ public final class Proxy {
         Path config = Files.createTempFile("oracle-proxy", ".json");
         Files.writeString(config, "{\"rocketMQClusterName\":\"" + options.get("cluster") + "\",\"proxyMode\":\"cluster\","
             + "\"namesrvAddr\":\"" + options.get("namesrv") + "\",\"localServeAddr\":\"127.0.0.1\","
+            + "\"grpcClientConsumerMinLongPollingTimeoutMillis\":500,"
             + "\"grpcServerPort\":" + options.get("port") + ",\"remotingListenPort\":" + options.get("remoting-port") + "}");
         ProxyStartup.main(new String[] {"-pc", config.toString()});
         OUT.println("READY");
@@ -74,16 +78,21 @@ public final class Proxy {
             .setRequestTimeout(Duration.ofSeconds(10)).build();
     }
 
-    /** Receives and acknowledges until --max messages are, or --seconds have passed; of every --refuse-th the first time not. */
+    /**
+     * Receives and acknowledges until --max different ones are, or --seconds have passed; of every --refuse-th the first time
+     * not. A receive that finds nothing waits --await seconds, and a failed one ends it.
+     */
     private static void simple(Map<String, String> options) throws Exception {
         long max = Long.parseLong(options.getOrDefault("max", "1000000000"));
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(Long.parseLong(options.getOrDefault("seconds", "60")));
         Duration hidden = Duration.ofSeconds(Long.parseLong(options.getOrDefault("hidden", "10")));
         int refuse = Integer.parseInt(options.getOrDefault("refuse", "0"));
-        try (SimpleConsumer consumer = ClientServiceProvider.loadService().newSimpleConsumerBuilder()
-            .setClientConfiguration(at(options)).setConsumerGroup(options.get("group")).setAwaitDuration(Duration.ofSeconds(5))
-            .setSubscriptionExpressions(Collections.singletonMap(options.get("topic"), FilterExpression.SUB_ALL)).build()) {
-            for (long taken = 0, seen = 0; taken < max && System.nanoTime() < until; ) {
+        Duration await = Duration.ofSeconds(Long.parseLong(options.getOrDefault("await", "5")));
+        try (SimpleConsumer consumer = started(until, () -> ClientServiceProvider.loadService().newSimpleConsumerBuilder()
+            .setClientConfiguration(at(options)).setConsumerGroup(options.get("group")).setAwaitDuration(await)
+            .setSubscriptionExpressions(Collections.singletonMap(options.get("topic"), FilterExpression.SUB_ALL)).build())) {
+            Set<String> taken = new HashSet<>();
+            for (long seen = 0; taken.size() < max && System.nanoTime() < until; ) {
                 Map<MessageView, CompletableFuture<Void>> given = new LinkedHashMap<>();
                 for (MessageView message : consumer.receive(32, hidden)) {
                     boolean isRefused = refuse > 0 && message.getDeliveryAttempt() == 1 && seen++ % refuse == 0;
@@ -92,7 +101,7 @@ public final class Proxy {
                 for (Map.Entry<MessageView, CompletableFuture<Void>> one : given.entrySet()) {
                     if (one.getValue() != null) {
                         one.getValue().join();  // what is printed as consumed is acknowledged
-                        taken++;
+                        taken.add(one.getKey().getMessageId().toString());
                     }
                     print(one.getKey(), one.getValue() != null);
                 }
@@ -106,7 +115,8 @@ public final class Proxy {
         AtomicLong taken = new AtomicLong();
         int refuse = Integer.parseInt(options.getOrDefault("refuse", "0"));
         AtomicLong seen = new AtomicLong();
-        try (PushConsumer consumer = ClientServiceProvider.loadService().newPushConsumerBuilder()
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+        try (PushConsumer consumer = started(until, () -> ClientServiceProvider.loadService().newPushConsumerBuilder()
             .setClientConfiguration(at(options)).setConsumerGroup(options.get("group"))
             .setSubscriptionExpressions(Collections.singletonMap(options.get("topic"), FilterExpression.SUB_ALL))
             .setMessageListener(message -> {
@@ -116,9 +126,23 @@ public final class Proxy {
                     done.countDown();
                 }
                 return isRefused ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
-            }).build()) {
+            }).build())) {
             done.await(Long.parseLong(options.getOrDefault("seconds", "60")), TimeUnit.SECONDS);
             Thread.sleep(2000);  // the last acknowledgements are on their way
+        }
+    }
+
+    /** Starts a consumer: it gives the proxy three seconds for its first answer, which one that has just begun may not meet. */
+    private static <T> T started(long until, Callable<T> start) throws Exception {
+        while (true) {
+            try {
+                return start.call();
+            } catch (IllegalStateException failed) {
+                if (System.nanoTime() > until) {
+                    throw failed;
+                }
+                System.err.println("again: " + failed.getMessage());
+            }
         }
     }
 
