@@ -252,7 +252,11 @@ def metrics_of(process: subprocess.Popen[bytes]) -> str:
     """Where an attach that has just been started with ``--metrics-listen`` serves, once it does."""
     said = process.stderr.readline().decode() + process.stderr.readline().decode()
     assert "tiered: tiering " in said
-    return re.search(r"http://127.0.0.1:\d+", said)[0]
+    base, deadline = re.search(r"http://127.0.0.1:\d+", said)[0], time.monotonic() + 60
+    while fetch(f"{base}/healthz") == (503, "it is being opened"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return base
 
 
 def values_of(base: str) -> dict[str, float]:
