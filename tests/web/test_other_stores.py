@@ -11,8 +11,7 @@ from support import jmq_stores, kafka_stores
 from support import kafka_batches as plain
 from support.command_line import here
 from support.kafka_stores import FakeNode
-from support.pages import every_page, served
-from web.test_security import BODY, EVIL, assert_harmless
+from support.pages import BODY, EVIL, assert_harmless, every_page, served
 
 from tiered.model import MessageQueue
 
