@@ -26,10 +26,12 @@ BIN := .venv/bin
 INSTALL := pyproject.toml requirements/install.sh requirements/uv.sh
 PYTEST := $(BIN)/python -m pytest
 # A file's tests stay in one process: they share servers and brokers that are dear to start. tests/conftest.py orders the files.
-SHARED := $(PYTEST) -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
+SHARED = $(PYTEST) -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 
-# Tests that need no server, no process and no captured store; those that were changed since main come on top.
-PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_reader.py tests/cli/test_values.py
+# Tests that need no server and next to no process: formats, and the rules of text that a change breaks unseen. Those that
+# were changed since main come on top.
+PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_reader.py tests/cli/test_values.py \
+	$(addprefix tests/packaging/test_,docs.py repository.py support.py words.py)
 CHANGED = $(shell git diff --name-only --diff-filter=d $$(git merge-base HEAD main 2>/dev/null || echo HEAD) -- 'tests/*/test_*.py'; \
 	git ls-files --others --exclude-standard -- 'tests/*/test_*.py')
 
@@ -43,7 +45,9 @@ setup: .venv/.installed-runtime ## .venv with everything that users may want: S3
 demo: .venv/.installed-light ## the whole story on a local folder, without any server (two minutes at most)
 	@$(BIN)/tiered demo
 
-quick: .venv/.installed-test ## a minute: lint, types, the pure tests and those changed since main; without Java, MinIO and Spark
+# Each process loads all that tests import, which is a tenth of the whole.
+quick: WORKERS ?= 2
+quick: .venv/.installed-test ## under a minute: lint, types, pure tests, and those changed since main; no Java, MinIO or Spark
 	@$(MAKE) lint
 	@$(SHARED) -q -m "not slow and not java and not go and not spark" --hypothesis-profile=quick $(PURE) $(CHANGED) $(PYTEST_ARGS)
 

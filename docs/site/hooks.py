@@ -23,12 +23,18 @@ def on_config(config: Any) -> None:
 
 
 def _part(text: str) -> dict[str, Any]:
-    heading, _, body = text.partition("\n")
-    return {heading.partition(":")[0]: [_entry(*link) for link in _TO_PAGE.findall(body)]}
+    """A tab; a line that begins as "Formats: [..." is a group in it."""
+    heading, *lines = text.splitlines()
+    entries: list[Any] = []
+    for line in lines:
+        pages = [_entry(*link) for link in _TO_PAGE.findall(line)]
+        group = re.match(r"- (\w+): \[", line)
+        entries += [{group[1]: pages}] if group else pages
+    return {re.split(r":| \(", heading)[0]: entries}
 
 
 def _entry(words: str, page: str) -> dict[str, Any]:
-    """A page; what leads a folder brings the folder's other pages along, in their own titles."""
+    """A page; that of `tiered` brings those of its commands along, in their own titles."""
     title = words[:1].upper() + words[1:]
     if page != "reference/tiered.md":
         return {title: page}

@@ -150,6 +150,8 @@ def test_repair_from_the_local_store(tiered: CommandLine, basic: Path, copied: P
             data[at] ^= 1
         file.chmod(0o600)
         file.write_bytes(data)
+    text = tiered("verify", url, "--deep").text
+    assert "then `tiered verify URL --deep --store DIR --repair`" in text
     said = tiered("verify", url, "--deep", "--repair", "--json")
     assert said.code == 1  # nothing in the tier has these once more
     assert said.document["repair"]["unrepaired"][0]["reason"] == "no local store is given"

@@ -201,6 +201,23 @@ def test_that_a_store_is_full_is_said_once_for_parts_and_for_the_lease(
     assert {one.kind for one in patient.troubles()} == {"put", "replace"}
 
 
+def test_that_a_store_is_gone_is_said_once_a_minute_for_all_requests(
+    patient: PatientStore, failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
+):
+    for outage in (1, 2):
+        failing.error = UnreachableError("nobody there")
+        for _ in range(75):
+            put(patient)
+            with pytest.raises(UnreachableError):
+                list(patient.list(""))
+            clock.advance(1)
+        assert len([one for one in caplog.messages if "nobody there" in one]) == 2 * outage
+        failing.error = None
+        assert put(patient, key=f"{outage}") is None
+        list(patient.list(""))
+        assert len([one for one in caplog.messages if "requests again" in one]) == outage
+
+
 def test_that_a_store_is_full_is_said_once_a_minute_however_often_it_has_room_for_something(
     patient: PatientStore, failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ):

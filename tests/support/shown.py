@@ -112,8 +112,10 @@ def make(root: Path) -> None:
     """A broker's store with timers, its tier, and an archive; below ``root``, by these names."""
     store, tier, archive = root / "store", f"file://{root}/tier", f"file://{root}/parquet"
     unpack("s02-delay-timer", root).rename(store)
-    topics = (("orders", 0, "order", 2000), ("orders", 3, "order", 1300), ("prices", 0, "item", 20))
-    topics += (("Orders", 3, "order", 1300), ("%RETRY%workers", 0, "a", 3), ("people", 0, "p", 3))
+    topics = [
+        ("orders", 0, "order", 2000), ("orders", 3, "order", 1300), ("Orders", 3, "order", 1300),
+        ("prices", 0, "item", 20), ("%RETRY%workers", 0, "a", 3), ("people", 0, "p", 3),
+    ]  # fmt: skip
     body = '{"customer": "c", "amount": 5}'
     lines = [
         {"topic": topic, "queue_id": queue, "keys": f"{key}-{number}", "tags": "paid", "body": body,
@@ -196,7 +198,9 @@ class World:
         words = shlex.split(piped, comments=True)
         at = words.index("tiered")
         before, words = words[:at], words[at + 1 :]
-        tiered.environment.update(word.split("=", 1) for word in before if "=" in word)
+        for name, is_set, value in (word.partition("=") for word in before):
+            if is_set:
+                tiered.environment[name] = value
         target = ""
         if ">" in words:
             target = words[words.index(">") + 1]

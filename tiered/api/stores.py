@@ -166,6 +166,8 @@ _ADVICE = {
 }
 _PASSING = frozenset({UNREACHABLE, FAILING})
 """What mostly passes by itself, and is said only when it lasts."""
+_WHOLE_STORE = frozenset({FULL, UNREACHABLE})
+"""What meets every request alike."""
 _TOLD_AS: dict[Kind, str] = {"head": "get", "compare_and_set": "replace"}
 _LASTING_S = 10.0
 _AGAIN_S = 60.0
@@ -212,7 +214,7 @@ class PatientStore(AroundStore):
         self._lock = threading.Lock()
         self._troubles: dict[str, Trouble] = {}
         self._waits = False
-        self._full_said_s = -_AGAIN_S
+        self._said_s: dict[str, float] = {}  # of a reason that is told once for all requests: when
 
     def wait_out_refusals(self) -> None:
         """From now on a refusal may be tried again."""
@@ -271,6 +273,8 @@ class PatientStore(AroundStore):
             self._troubles.pop(kind, None)
             if after is not None:
                 self._troubles[kind] = after
+            elif all(one.reason != UNREACHABLE for one in self._troubles.values()):
+                self._said_s.pop(UNREACHABLE, None)  # the next time is another trouble
         if after is not None and after.said_s == now_s:
             _LOG.warning("%s", _line(after, now_s))
         elif after is None and before is not None and before.said_s is not None:
@@ -278,13 +282,14 @@ class PatientStore(AroundStore):
             _LOG.warning("the store takes %s requests again, after %.0f s", kind, passed_s)
 
     def _once(self, trouble: Trouble, before: Trouble | None, now_s: float) -> Trouble:
-        """A store that is full is full for parts and for the lease, and again and again: of one of these is told."""
-        if trouble.reason != FULL or trouble.said_s != now_s:
+        """A store that is full or gone is so for parts and for the lease, and again and again: of one of these is told."""
+        reason = trouble.reason
+        if reason not in _WHOLE_STORE or trouble.said_s != now_s:
             return trouble
-        if now_s < self._full_said_s + _AGAIN_S:
-            goes_on = before is not None and before.reason == FULL
+        if now_s < self._said_s.get(reason, -_AGAIN_S) + _AGAIN_S:
+            goes_on = before is not None and before.reason == reason
             return replace(trouble, said_s=before.said_s if before and goes_on else None)
-        self._full_said_s = now_s
+        self._said_s[reason] = now_s
         return trouble
 
 

@@ -55,8 +55,7 @@ class MountOptions(ServingOptions):
         default_text="all",
     )
     share_topics: bool = flag(
-        "also announce topics that a live broker of the cluster has: pull consumers read both; pop consumers are"
-        " told that the mount has no message"
+        "also announce topics that a live broker of the cluster has; consumers then read the messages of both"
     )
     namesrv: Addresses | None = option(
         "name servers to register with",

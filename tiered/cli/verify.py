@@ -254,8 +254,20 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
         yield "  result    whole" + ("" if document["is_deep"] else " (--deep reads all)")
         return
     yield f"  result    {counted(document['problem_count'], 'problem')}"
+    yield from _next_step(document)
     yield ""
     yield Table(document["problems"], ["kind", "where", "detail"])
+
+
+def _next_step(document: dict[str, Any]) -> Iterator[str]:
+    """How damaged objects are mended, where nobody has tried to."""
+    from tiered.log.verify_report import OBJECT_KINDS
+
+    if not document["repair"] and any(one["kind"] in OBJECT_KINDS for one in document["problems"]):
+        yield (
+            "  next      while the broker has the messages: stop attach, then `tiered verify URL --deep --store DIR"
+            " --repair`"
+        )
 
 
 def _counts(fields: dict[str, Any]) -> list[str]:
