@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.bundles import made_part
 from support.command_line import here
-from support.golden import PREFIX, versions
+from support.golden import PLACE, PREFIX, versions
 from support.tiers import TierBuilder
 
 from backends.errors import (
@@ -266,6 +266,7 @@ def test_the_order_of_brokers():
             "state": state,
             "lease": {"host": "h"},
             "paused": [],
+            "retry_logs": [],
             **plain,
             **more,
         }
@@ -372,6 +373,18 @@ def test_status_shows_what_was_sent_back_to_mounts(tmp_path: Path):
     (entry,) = (tmp_path / "tier" / PREFIX / "meta/mount/broker-a/retry/journal").glob("*5")
     entry.write_bytes(b"damaged")
     assert "  retries   mount broker-a: cannot be read: " in here("status", url).good().text
+
+
+def test_of_several_brokers_the_one_whose_mounts_have_letters_is_named(tmp_path: Path):
+    *_, newest = versions()
+    shutil.copytree(newest / "tier", tmp_path / "tier")
+    url, _ = two_brokers(tmp_path / "tier")
+    said = "retry log of mount broker-a: 2 waiting, 1 in the dead letter queue"
+    (line,) = [line for line in here("status", url).good().text.splitlines() if said in line]
+    assert f" {PLACE.broker} " in line
+    (entry,) = (tmp_path / "tier" / PREFIX / "meta/mount/broker-a/retry/journal").glob("*5")
+    entry.write_bytes(b"damaged")
+    assert "retry log of mount broker-a: cannot be read" in here("status", url).good().text
 
 
 def test_looking_for_retry_logs_takes_a_listing_where_there_are_none_and_passes_over_their_bundles():

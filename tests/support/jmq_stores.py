@@ -199,11 +199,13 @@ def encode(
     flag: int = 5,
     time_ms: int = 1_700_000_000_000,
     extension: bytes = b"",
+    key: bytes = b"key",
+    attributes: bytes = b"a=b",
 ) -> bytes:
     """A message as the journal has it."""
     if count > 1:
         flags, flag = flags | jmq_message.BATCH, count
-    rest = sized(4, body) + sized(1, b"key") + sized(2, b"a=b") + sized(4, extension)
+    rest = sized(4, body) + sized(1, key) + sized(2, attributes) + sized(4, extension)
     rest += sized(1, b"app")
     head = HEAD.pack(
         HEAD.size + len(rest), partition, index, term, jmq_message.MAGIC, flags, 3,
@@ -230,12 +232,14 @@ class Writer:
         self._file_bytes = file_bytes
         self._index_bytes = 10 * 12
 
-    def append(self, partition: int, body: bytes, *, count: int = 1, term: int = 1) -> int:
+    def append(
+        self, partition: int, body: bytes, *, count: int = 1, term: int = 1, **fields: bytes
+    ) -> int:
         """Store a message, or a batch of ``count`` such; where it stands."""
         index = self.nexts.get(partition, 0)
         if count > 1:
             body = b"".join(inner_message(body + b"%d" % n) for n in range(count))
-        raw = encode(partition, index, body, term=term, count=count)
+        raw = encode(partition, index, body, term=term, count=count, **fields)
         place = self.right
         self._add(self.folder, place, raw, self._file_bytes)
         entry = struct.pack(">qi", place, len(raw))

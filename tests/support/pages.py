@@ -170,3 +170,19 @@ def every_page(pages: Pages, start: str = "/", most: int = 400) -> dict[str, Pag
             if one.startswith("/") and one not in found and one not in waiting:
                 waiting.append(one)
     return found
+
+
+EVIL = "<script>alert(1)</script>\"'&<b x=`"
+BODY = b'{"a": "</pre><script>alert(2)</script>"}'
+
+
+def assert_harmless(got: PageAnswer) -> None:
+    """Nothing on the page runs, or leads elsewhere."""
+    for element in got.page.each():
+        assert element.name not in {"script", "b", "img", "iframe", "style", "object"}, element
+        for name, value in element.attributes.items():
+            assert not name.startswith("on"), element
+            assert name != "style", element
+            if name in {"href", "src", "action"}:
+                assert value.startswith(("/", "#", "data:,")), element
+                assert not value.startswith("//")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.command_line import attach, here
+from support.golden import PLACE, versions
 from support.pages import every_page, served
 from support.untouched import entries
 from support.waiting import until
@@ -229,6 +231,23 @@ def test_timers_by_hour(stores: Any, tmp_path: Path):
     assert f"takes {document['cost']['writes']:,} requests" in got.text
     titles = [title.text for title in got.page.each("title")]
     assert any(count(document["hours"][0]["messages"]) in title for title in titles)
+
+
+def test_what_was_sent_back_to_mounts(tmp_path: Path):
+    *_, newest = versions()
+    shutil.copytree(newest / "tier", tmp_path / "tier")
+    url, place = f"file://{tmp_path}/tier", {"cluster": PLACE.cluster, "broker": PLACE.broker}
+    (log,) = here("status", url, "--json").document["brokers"][0]["retry_logs"]
+    with served(url) as pages:
+        (row,) = pages.good("/broker", **place).table("Retry logs")
+        fleet = pages.good("/").text
+    assert row.pop("Last entry") == format_time(log["updated_ms"])
+    assert list(row.values()) == [
+        log["mount"],
+        *(count(log[name]) for name in ("waiting", "retries", "dead", "objects")),
+        format_size(log["object_bytes"]),
+    ]
+    assert f"retry log of mount {log['mount']}: {log['waiting']} waiting, {log['dead']} in" in fleet
 
 
 def test_an_archive_and_its_files(shown_tier: str, tmp_path: Path, place: Place):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.command_line import attach, here, program
-from support.pages import every_page, served
+from support.pages import BODY, EVIL, assert_harmless, every_page, served
 from support.tiers import TierBuilder
 from support.waiting import until
 
@@ -25,7 +25,7 @@ from tiered.web.server import CONNECTIONS_MAX, REQUEST_S, Admission, PageServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.pages import Element, PageAnswer, Pages
+    from support.pages import PageAnswer, Pages
 
 
 @pytest.mark.parametrize(
@@ -222,24 +222,6 @@ def test_who_says_nothing_is_cut_off_and_beyond_the_limit_nobody_waits():
 
 
 # -- markup ----------------------------------------------------------------------------------------
-
-EVIL = "<script>alert(1)</script>\"'&<b x=`"
-BODY = b'{"a": "</pre><script>alert(2)</script>"}'
-
-
-def named(got: PageAnswer) -> list[Element]:
-    return [*got.page.each()]
-
-
-def assert_harmless(got: PageAnswer) -> None:
-    for element in named(got):
-        assert element.name not in {"script", "b", "img", "iframe", "style", "object"}, element
-        for name, value in element.attributes.items():
-            assert not name.startswith("on"), element
-            assert name != "style", element
-            if name in {"href", "src", "action"}:
-                assert value.startswith(("/", "#", "data:,")), element
-                assert not value.startswith("//")
 
 
 def test_names_that_are_markup_stay_names(tmp_path: Path):

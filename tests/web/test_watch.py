@@ -139,6 +139,12 @@ def test_a_look_at_what_is_known_takes_two_requests_a_broker():
         watch.look()
         assert store.snapshot().requests - before <= 3 * 2
         assert watch._view.brokers[0].document is document  # nothing is made anew
+        for known in watch._known.values():
+            known.rate_s = None  # a minute later
+        before = store.snapshot().requests
+        watch.look()
+        assert store.snapshot().requests - before <= 3 * (2 + 1)
+        assert watch._view.brokers[0].document["retry_logs"] == []
     finally:
         watch.close()
 
@@ -167,12 +173,16 @@ def test_health_by_what_status_says(watching: Callable[..., TierWatch]):
     well = {**document, "lease": {"is_held": True, "is_released": False}}
     assert health_of(well) == (OK, [])
     assert health_of({**document, "decommissioned_ms": 1})[0] == OK
+    letters = {"mount": "m", "waiting": 1, "dead": 0, "reason": ""}
+    assert health_of({**well, "retry_logs": [letters]}) == (OK, [])
     for change, word in (
         ({"lease": None}, "no writer"),
         ({"lease": {"is_held": False, "is_released": False}}, "went without"),
         ({"quarantined": 2}, "quarantine"),
         ({"lag_seconds": 61.0}, "behind"),
         ({"waiting": {"records": 3, "reason": "torn"}}, "torn"),
+        ({"retry_logs": [{**letters, "dead": 2}]}, "2 in the dead letter queue"),
+        ({"retry_logs": [{**letters, "reason": "damaged"}]}, "cannot be read"),
     ):
         level, remarks = health_of({**well, **change})
         assert level == "warn"

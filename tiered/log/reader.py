@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,12 @@ class TierReader:
         self._replaying = threading.Lock()
         self._views: dict[tuple[MessageQueue, int, int], IncarnationView] = {}
         self._history = ""
+
+    def seeing(self, isolation: Isolation) -> TierReader:
+        """The same tier, of whose transactions another thing is seen; they share the journal, and catch up together."""
+        other = copy(self)
+        other.isolation = isolation
+        return other
 
     @property
     def state(self) -> TierState:

@@ -32,7 +32,7 @@ from tiered.log.truncation import is_tail
 from tiered.log.verify import require_same_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.journal.entry import Entry
@@ -291,6 +291,16 @@ def _retry_log(log: RetryLogFacts) -> Document:
     return row | dict(zip(_OF_RETRY_LOG, said, strict=True))
 
 
+def retry_remarks(logs: Iterable[Document]) -> Iterator[str]:
+    """What somebody should know of the retry logs of a broker's mounts: a few words for each that has any such."""
+    for log in logs:
+        said = [f"{log[name]:,} {words}" for name, words in _RETRY_WORDS.items() if log[name]]
+        said += ["cannot be read"] if log["reason"] else []
+        if said:
+            yield f"retry log of mount {log['mount']}: {', '.join(said)}"
+
+
+_RETRY_WORDS = {"waiting": "waiting", "dead": "in the dead letter queue"}
 _OF_RETRY_LOG = ("waiting", "retries", "dead", "objects", "object_bytes", "updated_ms")
 
 
@@ -443,7 +453,12 @@ def worst_first(brokers: Iterable[Document], unread: Iterable[Document]) -> list
         {
             **{name: broker[name] for name in _FLEET},
             "writer": broker["lease"]["host"] if broker["state"] == WRITING else "",
-            "reason": ", ".join(f"{one['topic']} is paused" for one in broker["paused"]),
+            "reason": ", ".join(
+                [
+                    *(f"{one['topic']} is paused" for one in broker["paused"]),
+                    *retry_remarks(broker["retry_logs"] or ()),
+                ]
+            ),
         }
         for broker in brokers
     ]

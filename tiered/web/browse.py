@@ -14,6 +14,7 @@ import numpy as np
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, ExpiredError
 from tiered.index.lookup import IndexReader, Wish, hit_line
+from tiered.local.interface import HoleReason
 from tiered.log.messages import messages_json
 from tiered.log.parts import Gap
 from tiered.log.reader import end_of
@@ -42,6 +43,14 @@ SCAN_BYTES: Final = 32 << 20
 BODY_SHOWN: Final = 64 << 10
 """Bytes of a body that a page shows."""
 _BODIES: Final = ("body_base64", "value_base64")
+_OFFSETS: Final = ("queue_offset", "offset", "index")
+"""RocketMQ's word, Kafka's, JoyQueue's."""
+_TOLD_APART: Final = {*_BODIES, "key_base64", "headers", "properties", "attributes"}
+_HOLES: Final = {
+    HoleReason.COMPACTED: "compacted: a newer message has its key",
+    HoleReason.HIDDEN: "an aborted message, or a marker of Kafka's own: nothing for readers of"
+    " committed messages",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +167,8 @@ def _rows(batch: TierBatch, wanted: Filter | None) -> Iterator[BrowsedRow]:
 
 
 def offset_of(message: dict[str, Any]) -> int:
-    """The queue offset of a message; Kafka's word for it is another."""
-    return int(message["queue_offset"] if "queue_offset" in message else message["offset"])
+    """The queue offset of a message, whatever its store calls it."""
+    return int(next(message[name] for name in _OFFSETS if name in message))
 
 
 def read_one(reader: QueueReader, offset: int) -> BrowsedRow | None:
@@ -167,8 +176,18 @@ def read_one(reader: QueueReader, offset: int) -> BrowsedRow | None:
     if not reader.incarnation.min_offset <= offset < reader.cursor.end:
         return None
     rows, _ = _step(reader, offset, 1, None)
-    hole = BrowsedRow(offset, offset + 1, remark="a hole: no message has this queue offset")
-    return rows[0] if rows else hole
+    return rows[0] if rows else BrowsedRow(offset, offset + 1, remark=_hole_text(reader, offset))
+
+
+def _hole_text(reader: QueueReader, offset: int) -> str:
+    """Why there is no message."""
+    found = reader.read(QueueOffset(offset), bytes_max=1, count_max=1)
+    code = None if found is None or isinstance(found, Gap) else int(found.records.tag_codes[0])
+    said = next(
+        (text for reason, text in _HOLES.items() if reason == code),
+        "no message has this queue offset",
+    )
+    return f"a hole: {said}"
 
 
 def find_by_key(
@@ -211,8 +230,31 @@ def body_of(message: dict[str, Any]) -> bytes | None:
 
 
 def without_body(message: dict[str, Any]) -> dict[str, Any]:
-    """Everything else."""
-    return {name: value for name, value in message.items() if name not in _BODIES}
+    """Everything else that is one value."""
+    return {name: value for name, value in message.items() if name not in _TOLD_APART}
+
+
+def pairs_of(message: dict[str, Any]) -> tuple[str, list[tuple[str, str | None]]]:
+    """What a producer has put beside the body, and the word for it: properties, Kafka's headers, JoyQueue's attributes."""
+    if "headers" in message:
+        return "Headers", [(name, text_of(value)) for name, value in message["headers"]]
+    name = "attributes" if "attributes" in message else "properties"
+    return name.capitalize(), list((message.get(name) or {}).items())
+
+
+def key_of(message: dict[str, Any]) -> bytes | None:
+    """Kafka's record key; None: it has none."""
+    said = message.get("key_base64")
+    return None if said is None else base64.b64decode(said)
+
+
+def text_of(said: str | None, size_max: int = 4096) -> str | None:
+    """Bytes of Kafka's to look at; what is no text as escapes."""
+    if said is None:
+        return None
+    data = base64.b64decode(said)
+    text = data[:size_max].decode("utf-8", "backslashreplace")
+    return text if len(data) <= size_max else f"{text}… ({len(data):,} bytes)"
 
 
 def shown_body(body: bytes) -> ShownBody:

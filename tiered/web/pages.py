@@ -6,17 +6,18 @@ No figure is computed here that a command computes: documents are those of ``tie
 
 from __future__ import annotations
 
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.lazy_dataclass import dataclass
 from tiered.attach.timer_place import TIMER_SIGNS, timers_of
 from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
+from tiered.log.lineage import Isolation, stable_end
 from tiered.log.merge import run_bytes
 from tiered.log.truncation import is_tail
 from tiered.model import MessageQueue
-from tiered.upkeep.status import UnreadBroker, bills_requests
+from tiered.upkeep.status import UnreadBroker, bills_requests, retry_remarks
 from tiered.web import browse, charts
 
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ ROWS: Final = 200
 """Of a table on one page."""
 MAPS_MAX: Final = 64
 """Queues of a topic that are drawn."""
+PAIRS: Final = 5
+"""Headers of a message that a list shows."""
 HOURS_DRAWN: Final = 168
 LAG_WARN_S: Final = 60.0
 QUARANTINE_LISTED: Final = 10_000
 FAIL, WARN, OK = "fail", "warn", "ok"
 _ORDER: Final = {FAIL: 0, WARN: 1, OK: 2}
+ROCKETMQ: Final = "rocketmq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,8 @@ def health_of(document: Document) -> tuple[str, list[str]]:
     waiting = document["waiting"]
     if waiting and waiting["records"]:
         remarks.append(f"{waiting['records']:,} records wait: {waiting['reason']}")
+    logs = document["retry_logs"] or ()
+    remarks += retry_remarks(log for log in logs if log["dead"] or log["reason"])
     level = WARN if remarks else OK
     return level, remarks or (["decommissioned"] if gone else [])
 
@@ -195,7 +201,17 @@ def _broker(sources: PageSources, query: PageQuery) -> tuple[BrokerView, dict[st
     if isinstance(found, UnreadBroker):
         raise found.error
     place = {"cluster": cluster, "broker": name}
-    return found, {"place": place, **_when(view)}
+    if isolation := query.text("isolation"):
+        if isolation not in {one.value for one in Isolation}:
+            raise InvalidError(
+                f"{isolation!r:.80} is no isolation level",
+                do="give read_committed or read_uncommitted",
+            )
+        place["isolation"] = isolation  # as long as one stays at this broker
+        found = replace(found, reader=found.reader.seeing(Isolation(isolation)))
+    kind = found.facts.state.store.get("kind", ROCKETMQ)
+    body_word = "value" if kind == "kafka" else "body"
+    return found, {"place": place, "kind": kind, "body_word": body_word, **_when(view)}
 
 
 def broker(sources: PageSources, query: PageQuery) -> Page:
@@ -368,6 +384,7 @@ def queue(sources: PageSources, query: PageQuery) -> Page:
         "maps": maps,
         "low": low,
         "high": high,
+        "committed_end": stable_end(incarnation),
         "gaps": [asdict(gap) for gap in incarnation.gaps[:ROWS]],
         "quarantined": damaged[:ROWS],
         "is_all": is_all,
@@ -451,6 +468,7 @@ def messages(sources: PageSources, query: PageQuery) -> Page:
             "found": found,
         }
         names |= {"low": int(reader.incarnation.min_offset), "high": int(reader.cursor.end)}
+    names["columns"] = (6 if names["kind"] == ROCKETMQ else 5) + sources.shows_bodies
     names["rows"] = [_message_row(row, names, shows_bodies=sources.shows_bodies) for row in rows]
     return Page("messages.html", f"Messages of {names['topic']}", names)
 
@@ -492,6 +510,9 @@ def _filter_of(wanted: Mapping[str, str]) -> Filter | None:
         raise InvalidError(f"the filter is not valid: {error}", do="see docs/reading.md") from error
 
 
+_TIMES: Final = ("store_timestamp_ms", "timestamp_ms", "store_time_ms")
+
+
 def _message_row(
     row: browse.BrowsedRow, names: Mapping[str, Any], *, shows_bodies: bool
 ) -> dict[str, Any]:
@@ -505,7 +526,9 @@ def _message_row(
     shown |= {
         "message": message,
         "queue_id": message.get("queue_id", message.get("partition", names["queue_id"])),
-        "time_ms": message.get("store_timestamp_ms", message.get("timestamp_ms")),
+        "time_ms": next((message[name] for name in _TIMES if name in message), None),
+        "key": browse.text_of(message.get("key_base64"), 80),
+        "pairs": browse.pairs_of(message)[1][:PAIRS],
         "size_bytes": None if body is None else len(body),
         "preview": "",
     }
@@ -529,7 +552,10 @@ def message(sources: PageSources, query: PageQuery) -> Page:
             do="choose one of these",
         )
     body = browse.body_of(row.message) if row.message is not None else None
+    key = browse.key_of(row.message) if row.message is not None else None
     names |= {
+        "key": None if key is None else browse.shown_body(key),
+        "pairs": browse.pairs_of(row.message) if row.message is not None else ("", []),
         "topic": reader.queue.topic,
         "queue_id": reader.queue.queue_id,
         "at": at if at < count - 1 else None,

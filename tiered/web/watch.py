@@ -34,7 +34,13 @@ from tiered.errors import (
     TieredStoreError,
 )
 from tiered.log.reader import TierReader
-from tiered.upkeep.status import BrokerFacts, UnreadBroker, broker_document, read_broker
+from tiered.upkeep.status import (
+    BrokerFacts,
+    UnreadBroker,
+    broker_document,
+    read_broker,
+    read_retry_logs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +57,7 @@ FIRST_S = 8.0
 PLACES_S = 60.0
 """Brokers come seldom; to find them takes two requests each."""
 RATE_S = 60.0
-"""A writer's rate is read of up to 64 entries, a request each."""
+"""A writer's rate is read of up to 64 entries, a request each. Retry logs take a listing, and more if there are any."""
 AT_ONCE = 8
 """Brokers asked at once."""
 SAMPLES_MAX = 720
@@ -118,7 +124,7 @@ class _WatchedBroker:
     reader: TierReader
     view: BrokerView | None = None
     mark: tuple[object, ...] = ()  # by which it shows whether the document would be another
-    rate_s: float | None = None  # when its rate was read last
+    rate_s: float | None = None  # when its rate and its mounts' retry logs were read last
     lags: dict[str, deque[LagSample]] = field(default_factory=dict)
 
 
@@ -284,6 +290,8 @@ class TierWatch:
                 local=self._local if place == local_place else None,
                 with_rate=with_rate,
             )
+            if with_rate:
+                facts = replace(facts, retry_logs=read_retry_logs(self.store, place))
         except (DataError, OtherVersionError) as error:
             del self._known[place]  # the next look reads from its checkpoint on
             return UnreadBroker(place, error)
@@ -294,7 +302,8 @@ class TierWatch:
         if with_rate:
             known.rate_s = now_s
         elif known.view is not None:
-            facts = replace(facts, rate=known.view.facts.rate)
+            before = known.view.facts
+            facts = replace(facts, rate=before.rate, retry_logs=before.retry_logs)
         if facts.lease is None and known.view is not None and known.view.facts.lease is not None:
             self._places = (
                 None  # a lease does not go alone: whoever is still there shows at the next look
@@ -306,7 +315,7 @@ class TierWatch:
         """The document is made anew only where it says something else, since a large one takes its time."""
         lease = facts.lease
         is_held = lease is not None and not lease.released and lease.expires_ms > now_ms
-        mark = facts.journal_number, lease, is_held, facts.rate
+        mark = facts.journal_number, lease, is_held, facts.rate, known.rate_s
         if facts.local is None and known.view is not None and mark == known.mark:
             return replace(known.view, facts=facts)
         known.mark = mark
