@@ -2,7 +2,7 @@
 
 A topic is a folder, so is a queue. A queue's files are ranges of queue offsets, each of about ``FILE_BYTES`` of the commit
 log: a file is made in memory when it is opened, since readers of Arrow files go to the end first. Both forms of a range
-have all of its messages; whoever reads a folder names one of them (``*.arrow``). Any other range of a queue can be opened,
+have all of its messages; to read a folder, name one of them (``*.arrow``). Any other range of a queue can be opened,
 too, by a name made alike.
 
 What there is is what was committed when the tier was opened, or at the last ``invalidate_cache``. The size of a file is not

@@ -1,6 +1,6 @@
 """What bodies of a topic become: columns, as the archive's log fixes them, as people write them, and as documents have them.
 
-That is fixed in the log so that jobs agree, whoever infers first (``tiered.archive.job``).
+That is fixed in the log so that jobs agree, whichever infers first (``tiered.archive.job``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #
 # Which columns files of a topic get beside those that every file has: decoded bodies, and the bytes of stored records.
 #
-# What bodies of a topic become is fixed in the archive's log, so that jobs agree whoever infers first; see
+# What bodies of a topic become is fixed in the archive's log, so that jobs agree whichever infers first; see
 # ``tiered.archive.job``. Values only, no pyarrow: the planner of a job reads them. All are immutable.
 
 FORMATS = ("json", "avro", "protobuf", "text")

@@ -1,4 +1,4 @@
-"""Files of an archive with checksums of their blocks: whoever reads a range of one knows that it is as it was written.
+"""Files of an archive with checksums of their blocks: a range that is read is proven to be as it was written.
 
 A Parquet file says of itself where everything lies, and where nothing refers to there may be anything. So right before its
 footer, which is the last thing in it, stands what proves the rest::

@@ -18,7 +18,7 @@ deleted. The log itself, and the metadata of tables in catalogs, are not looked 
 Ordering: deletion is last. The log is read again right before it; a file that it names, or one that is not what it was
 when the plan was made, stops the run before anything is deleted. So does a file of messages that the log names and that is
 gone, or has another size than it says: what nothing names may be all that is left of its rows. Then an entry, the fence,
-condemns the files: behind it nobody can make them part of the archive, whoever is at work or asleep
+condemns the files: behind it nobody can make them part of the archive, even by a job that is at work or asleep
 (``tiered.archive.model.Fence``); a job at work that had one of them in hand makes it again under another key. Then they are
 deleted, and an entry says so of those that the log had named.
 

@@ -144,7 +144,7 @@ def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]: 
     """What a question wants of each table that it scans, a selection for each scan.
 
     A table that is not there is not scanned in a way that can be seen: all of it may be wanted. Nothing is raised for a
-    question that is wrong; whoever runs it will hear of it.
+    question that is wrong; running it will report that.
 
     Args:
         connection: With stand-ins, in a transaction, so that ``now()`` is the same for plan and answer.
@@ -552,7 +552,7 @@ def _has_more(state: ArchiveState, topic: str) -> bool:
 
 
 class _Watched(ObjectFile):
-    """Remembers what went wrong, for whoever asks a reader that does not hand on exceptions."""
+    """Remembers what went wrong, since a reader of DuckDB does not pass exceptions on."""
 
     def __init__(self, *file: Any, failed: list[Exception]) -> None:  # noqa: ANN401
         self._failed = failed
@@ -573,7 +573,7 @@ class _Watched(ObjectFile):
 
 
 def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa: ANN401
-    """The archive's files for whoever takes fsspec's interface."""
+    """The archive's files behind fsspec's interface."""
     from fsspec import AbstractFileSystem  # noqa: PLC0415 (heavy)
 
     class ArchiveFiles(AbstractFileSystem):  # type: ignore[misc] # it has no types
@@ -625,7 +625,7 @@ def _said(error: Exception) -> str:
 
 
 def tables_there(tables: Collection[str], mark: str = '"') -> str:
-    """Which tables there are, for whoever named another; quoted with the engine's mark."""
+    """Which tables there are, for the error that names another; quoted with the engine's mark."""
     shown = [mark + name.replace(mark, 2 * mark) + mark for name in sorted(tables)[:_SHOWN]]
     more = f" and {len(tables) - _SHOWN} more; SHOW TABLES" if len(tables) > _SHOWN else ""
     return f"tables are {', '.join(shown)}{more}" if shown else "the archive has no topic yet"

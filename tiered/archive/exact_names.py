@@ -91,7 +91,7 @@ class ExactNames:
         try:
             statements = [one.query for one in connection.extract_statements(question)]
         except duckdb.Error:
-            return question  # whoever runs it will hear of it
+            return question  # running it will report that
         found = [self._put_one(connection, one).rstrip(" ;\n") for one in statements]
         is_same = found == [one.rstrip(" ;\n") for one in statements]
         return question if is_same else "\n;\n".join(found)

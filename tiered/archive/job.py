@@ -2,7 +2,7 @@
 
 Overview: the log is a journal (``tiered.journal``) below ``_log/`` of the archive. It has no epochs: any number of jobs
 append, each entry put if absent, which is the one atomic point. Before each try a job drops what others have archived
-meanwhile, so each offset is archived once, whoever is faster.
+meanwhile, so each offset is archived once, whichever job is faster.
 
 Ordering: objects first, then the entry that names them. Entries take several segments each (``COMMIT_FILES``,
 ``COMMIT_BYTES``); what is committed stays so when a later task fails.

@@ -6,7 +6,7 @@ time; small ones share files so. An object of the tier in which several of them 
 Ordering: everything is read and the objects are written; then it returns what they are. Nothing of it is part of the archive
 before an entry of the log says so (``tiered.archive.job``).
 
-Retries: keys depend on the segments alone, so whoever does it again makes the same objects. An object that is there already
+Retries: keys depend on the segments alone, so doing it again makes the same objects. An object that is there already
 is read and held against the source; if it has the same rows it is adopted, byte differences aside (another version of
 pyarrow). Who makes other segments together, since more were sealed meanwhile, or finds less in them, since they were
 compacted, makes another object, and the first is one that no entry names. Reads and writes are tried again by the stores

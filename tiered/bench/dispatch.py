@@ -182,7 +182,7 @@ def _cpu_s() -> float:
 
 
 def peak_rss_bytes() -> int:
-    """Of this program only: what ``getrusage`` says is inherited from whoever started it."""
+    """Of this program only: what ``getrusage`` says is inherited from the parent process."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text("ascii").splitlines():
             if line.startswith("VmHWM:"):

@@ -522,7 +522,7 @@ def queues_ahead(
 ) -> Iterator[QueueReader]:
     """The same readers, in order, with the first records of those that follow on their way.
 
-    What that meets, such as damage, is left to whoever reads the queue.
+    What that meets, such as damage, is left to the reader of the queue.
     """
 
     def begin(reader: QueueReader, at: QueueOffset) -> None:

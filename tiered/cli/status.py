@@ -443,7 +443,7 @@ class LeaseOptions(BrokersOptions):
     brokers_at_once: ClassVar = 8
     broker_columns: ClassVar = ("state", "host", "pid", "epoch", "is_broken")
 
-    break_: bool = flag("free the lease, whoever holds it")
+    break_: bool = flag("release the lease even if another writer holds it")
 
 
 @command("lease", LeaseOptions)

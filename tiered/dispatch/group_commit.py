@@ -683,7 +683,7 @@ class RoundBuilder:
         """See what guests have appended while we have not, as that a topic is paused."""
         if self._clock.monotonic_s() < self._looked_s + LOOK_S:
             return
-        with suppress(BackendError):  # whoever has something to store meets that, too, and tells
+        with suppress(BackendError):  # the next write meets that too, and reports it
             self._journal.look()
         self._looked_s = self._clock.monotonic_s()
 

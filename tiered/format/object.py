@@ -112,7 +112,7 @@ def _split_trailer(tail: bytes, *, where: str) -> tuple[int, Head, bytes]:
 
 
 def _read_description(text: bytes, where: str) -> Mapping[str, Any]:
-    """A right checksum proves no good will: whoever may write into a bucket can compute it."""
+    """A right checksum proves no good will: anyone who can write to a bucket can compute it."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

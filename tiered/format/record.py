@@ -129,7 +129,7 @@ HEADER: Final = Struct(">iIIiiqqiq")
 """Bytes 0 to 48 (exclusive): size to born timestamp."""
 SIZE_AND_MAGIC: Final = Struct(">iI")
 # Where fields begin, as the table above has it. Up to the born host that holds for every record, behind it for one whose
-# hosts are IPv4; whoever looks at many records adds ``extra_of`` or ``V6_EXTRA_BYTES``.
+# hosts are IPv4; code that looks at many records adds ``extra_of`` or ``V6_EXTRA_BYTES``.
 MAGIC_AT: Final = 4
 CRC_AT: Final = 8
 QUEUE_ID_AT: Final = 12

@@ -12,7 +12,7 @@ are, as listed: then its bytes are taken from memory, and no request is made.
 
 Memory: ``AHEAD`` entries of ``ENTRY_BYTES_MAX``, and ``KEPT_BYTES_MAX``. Larger ones are read when they are asked for.
 
-Retries and errors: those of the store, told to whoever asks for the entry. Threads: one asks; the executor's threads read.
+Retries and errors: those of the store, raised where the entry is asked for. Threads: one asks; the executor's threads read.
 """
 
 from __future__ import annotations

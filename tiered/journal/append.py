@@ -176,7 +176,7 @@ class JournalWriter(Generic[S]):
     def take_epoch_anew(self, number: int, state: S, holder: Mapping[str, Any]) -> None:
         """Begin an epoch in a journal that cannot be read, at a number beyond all that may have been used.
 
-        Whoever has won a smaller number and looks behind it from now on is fenced. What lies before counts until a
+        A writer that has won a smaller number and looks after it from now on is fenced. What lies before counts until a
         checkpoint of this entry is there (``require_checkpoint``).
 
         Raises:

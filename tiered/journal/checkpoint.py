@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 # that changed in shards, of which most are those that it had before; so a checkpoint costs what changed.
 #
 # Ordering: shards are stored before the checkpoint that names them. A shard's key says at which entry it was stored, and
-# what is in it: whoever stores the same once more, after a crash or beside us, makes the same object. A checkpoint that
+# what is in it: storing the same again, after a crash or concurrently, makes the same object. A checkpoint that
 # names a shard which is gone, cut or flipped is damaged, and not believed, as any damaged checkpoint.
 #
 # After a crash: shards that no checkpoint names. ``trim_journal`` deletes them once they are old.

@@ -46,7 +46,7 @@ S = TypeVar("S")
 
 ENTRY_BYTES_MAX = 256 * 1024 * 1024
 CHECKPOINT_BYTES_MAX = 2 * 1024 * 1024 * 1024
-"""No more is read of anything that was listed: whoever may write into the bucket could fill the memory."""
+"""No more is read of anything that was listed: anyone who can write to the bucket could fill the memory."""
 LISTINGS_MAX = 4
 """How often one ``catch_up`` lists the journal, when entries vanish under its hands, before that is damage."""
 

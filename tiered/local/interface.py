@@ -96,7 +96,7 @@ class RecordBatch:
     quarantined: Sequence[Quarantined] = ()  # the damaged records of the batch
     properties_sizes: npt.NDArray[np.int32] | None = None
     """int32[n], bytes of each record's properties, with which it ends; None: not known, or some items are holes or
-    of inner batches. It spares whoever wants the properties from parsing the records again."""
+    of inner batches. It saves parsing the records again for their properties."""
     topic_id: str = ""
     """Of the topic that they were read of, where the store has such (``Lineage``); it may be another by now."""
 

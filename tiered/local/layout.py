@@ -300,7 +300,7 @@ def _refuse_dledger_record(path: str) -> None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise unreadable(path, error) from error
-        return  # the device fails to read it: that is told by whoever reads the log
+        return  # the device fails to read it: reading the log reports that
     finally:
         os.close(descriptor)
     magic = int.from_bytes(head[4:8], "big")

@@ -540,7 +540,7 @@ def _file_stamp(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)  # noqa: PTH116 (asked again and again; Path costs three times as much)
     except OSError:
-        return 0, 0  # gone; whoever reads it says so
+        return 0, 0  # gone; reading it says so
     return found.st_ino, found.st_mtime_ns
 
 

@@ -555,7 +555,7 @@ class KnownIncarnation:
     """What the journal, as far as it can be read, says of an incarnation."""
 
     incarnation: Incarnation
-    """As its readable beginning has it. Recorded gaps are no losses, whoever recorded them."""
+    """As its readable beginning has it. A recorded gap is not a loss."""
     low: QueueOffset
     """What is before this has expired: so says that beginning, or a whole entry behind it. Its objects may be gone."""
     there_end: QueueOffset

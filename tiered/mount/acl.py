@@ -5,7 +5,7 @@ accounts with permissions, and addresses that need no account. ``AuthRules`` are
 entries, of which the most specific one that matches decides. ``tiered.mount.acl_files`` reads both.
 
 A request is signed over the values of its fields in the order of their names, then its body, with HMAC-SHA1. It contains
-neither a time nor a number used once: whoever can read the connection can send it again.
+neither a time nor a number used once: anyone who can read the connection can replay it.
 
 Where brokers leave a gap, this is stricter; docs/mount.md lists the differences. A secret is never part of an error, nor of
 a value's ``repr``.
@@ -135,7 +135,7 @@ _MOVE: Final = frozenset({"sub", "update"})
 _UPDATE: Final = frozenset({"update"})
 _ANY: Final = frozenset({"pub", "sub", "get"})
 _SEND: Final = frozenset({"pub", "sub"})
-"""Of a retry topic its group's consumers: what is sent to any other is refused whoever sends it."""
+"""Of a retry topic its group's consumers: what is sent to any other is refused from any user."""
 _POP: Final = (("topic", TOPIC, _SUB), ("consumerGroup", GROUP, _SUB))
 
 _FIELDS: Final[Mapping[int, tuple[tuple[str, str, frozenset[str]], ...]]] = {
@@ -420,7 +420,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlainRules:
-    """Rules of 4.9. Whoever comes from a white address is not asked anything."""
+    """Rules of 4.9. A client at a white-listed address is not checked."""
 
     accounts: Mapping[str, PlainAccount]  # by access key
     white: Sequence[AddressPattern] = ()

@@ -6,7 +6,7 @@ directory is all of its ``*.yml`` and ``*.yaml`` files, and those below, as one.
 
 No value of a file is part of an error: any of them may be a secret. So errors name the file, the line and the field.
 
-A change is taken over when the files have stayed the same for a look (``CHANGE_S``): whoever writes them may not be done.
+A change is taken over when the files have stayed the same for a look (``CHANGE_S``): a writer may not be done yet.
 What cannot be read then changes nothing: the rules stay as they were, and the trouble is told once, in the log.
 """
 

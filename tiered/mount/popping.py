@@ -1,4 +1,4 @@
-"""Popping: messages are given to whoever of a group asks, hidden for a while, and acknowledged one by one.
+"""Popping: messages are given to any consumer of a group that asks, hidden for a while, and acknowledged one by one.
 
 Overview
     ``Popper`` answers pops out of the tier's queues, what is visible again first: there is no revive topic. What it knows of

@@ -85,7 +85,7 @@ PASSED: Final = (
     protocol.GET_CONSUME_STATS,
     36,  # CONSUMER_SEND_MSG_BACK: what was read here has the place that it has in the master's log
 )
-"""Requests that the master answers, whoever is asked."""
+"""Requests that the master answers, also when the replica is asked."""
 
 
 class MasterError(Exception):
@@ -163,7 +163,7 @@ class LiveMaster:
         return self.is_acted_for and not self.address
 
     def fields(self) -> dict[str, str]:
-        """What our registration says beside who we are: name servers take this one of whoever came last."""
+        """What our registration says beside who we are: name servers keep that of the last registration."""
         return {"enableActingMaster": "true"} if self.is_acted_for else {}
 
     def registration(self, data_version: Mapping[str, int]) -> bytes:

@@ -166,7 +166,7 @@ class RestorePlan:
     or are not selected."""
     retries: tuple[Span, ...] = ()
     """Of what was sent back to the mount: what waits for its time, what was given out again, dead letters."""
-    retry_tier: OpenTier | None = None  # of these; whoever makes the plan closes it
+    retry_tier: OpenTier | None = None  # of these; closed by the caller that made the plan
 
     @property
     def delay_offsets(self) -> dict[int, int]:

@@ -18,7 +18,7 @@ its own side of the socket, and reads another query of the same frame by it, whi
 Threads and retries: a reader is pickled and used in workers, one partition at a time each; whatever fails, Spark does a
 partition again, and gets the same rows.
 
-Whoever imports this module needs pyspark.
+Importing this module needs pyspark.
 """
 
 from __future__ import annotations

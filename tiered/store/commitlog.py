@@ -78,7 +78,7 @@ class CommitLog:
         self._is_sealed = self._has_lost = False
 
     def seal(self) -> None:
-        """Take nothing more: whoever appends from now on gets ``ClosedError``."""
+        """Take nothing more: appends from now on raise ``ClosedError``."""
         with self._lock:
             self._is_sealed = True
 

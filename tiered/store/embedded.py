@@ -399,7 +399,7 @@ class MessageStore:
             raise StoreUnavailableError(
                 f"closed with {confirmed - position} bytes of the log, from {position} on, in no list: {why}",
                 where=self.root,
-                do="nothing is lost: whoever opens the store next lists them",
+                do="nothing is lost: the next open of the store lists them",
             )
         if position < end:
             _LOG.warning(

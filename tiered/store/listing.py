@@ -195,7 +195,7 @@ class Listing:
             return
         end = QueueEnd(offset, self._kinds.file_bytes)
         folder = end.folder(self._root, queue)
-        # One item at least, by which whoever opens the store knows where the queue ends.
+        # One item at least, which tells where the queue ends when the store is opened.
         lead = offset * ITEM_BYTES % end.file_bytes or end.file_bytes
         items = fillers(lead // ITEM_BYTES)
         self._rows.write(folder, end.file_bytes, offset * ITEM_BYTES - lead, items)

@@ -358,7 +358,7 @@ def _foreign(store: ObjectStore, place: Place) -> Check:
         return Check("foreign_keys", OK, f"{_name(place)}: none{among}")
     names = ", ".join(found[:_NAMED_MAX]) + (", …" if len(found) > _NAMED_MAX else "")
     detail = f"{_name(place)}: {len(found)} of others{among}, left alone: {names}"
-    return Check("foreign_keys", WARN, detail, "whoever put them there should use another prefix")
+    return Check("foreign_keys", WARN, detail, "give the tier a prefix of its own")
 
 
 def _local(open_local: Callable[[], LocalStore]) -> Check:

@@ -1,4 +1,4 @@
-"""What is archived of a broker, as the archive's log says: its state is kept, and caught up by whoever asks.
+"""What is archived of a broker, as the archive's log says: its state is kept, and caught up on demand.
 
 Threads: any; one at a time catches up. Nothing is written.
 """

@@ -248,7 +248,7 @@ class _Listener(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off whoever has had his time; called a few times a second."""
+        """Close connections that are over their time; called a few times a second."""
         now_s = self._clock.monotonic_s()
         self.cut_off(lambda end_s: end_s <= now_s)
 

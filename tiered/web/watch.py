@@ -305,9 +305,7 @@ class TierWatch:
             before = known.view.facts
             facts = replace(facts, rate=before.rate, retry_logs=before.retry_logs)
         if facts.lease is None and known.view is not None and known.view.facts.lease is not None:
-            self._places = (
-                None  # a lease does not go alone: whoever is still there shows at the next look
-            )
+            self._places = None  # a lease does not disappear alone: a writer that is still there shows at the next look
         known.view = self._viewed(known, facts, now_ms)
         return known.view
 

@@ -1,6 +1,6 @@
 """A DAG for Airflow 3: archive what is sealed, merge small files, delete what was replaced. Each step may be run again.
 
-Put it into the folder `dags`, and say where things are by variables of the environment of whoever runs the tasks:
+Put it into the folder `dags`, and say where things are by environment variables of the process that runs the tasks:
 TIER_URL, ARCHIVE_URL, and CATALOG (as https://catalog.example#lake) to publish in Iceberg.
 """
 
