@@ -70,16 +70,20 @@ FIELDS: dict[str, object] = {
     "beginTimestamp": 0, "endTimestamp": 0, "index": 0, "count": 1, "isForce": "true", "offset": 0,
     "jstackEnable": "false", "extraInfo": "x", "invisibleTime": 1000, "pollTime": 0, "bornTime": 0, "initMode": 0,
     "msgId": "m", "brokerName": "b", "delayLevel": 0, "isOrder": "false", "topics": "x", "cluster": "cluster-a",
+    "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "topicFilterType": "SINGLE_TAG",
+    "order": "false",
 }  # fmt: skip
 """What any of the requests wants besides topics and groups; a broker reads no others."""
 NAMES = ("a", "ab", "abc", "b", "order", "order-new")
 WRITTEN = ("a", "ab", "a*", "ab*", "order*", "b", "*")
-ACTIONS = ("All", "Pub", "Sub", "Get", "Update", "List")
+ACTIONS = ("All", "Pub", "Sub", "Get", "Create", "Update", "List")
 QUEUE = {"brokerName": "b", "queueId": 0}
 IPS = ([], [], ["127.0.0.1"], ["127.0.0.0/8", "1.2.3.4"], ["10.0.0.0/8"], ["192.168.1.1"])
 WORLDS, ASKED = 40, 60
-STRICTER = {protocol.LITE_PULL_MESSAGE, 200_151}
+STRICTER = {protocol.LITE_PULL_MESSAGE, protocol.SET_MESSAGE_REQUEST_MODE, 200_151}
 """Brokers forget to ask of whom these are."""
+SENDS = {protocol.SEND_MESSAGE, protocol.SEND_MESSAGE_V2}
+"""A mount takes only what consumers send back, by the rights of a consumer."""
 
 
 def random_acl(name: str, rng: random.Random) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def random_acl(name: str, rng: random.Random) -> dict[str, Any]:
 def random_request(rng: random.Random) -> tuple[int, object, dict[str, object]]:
     """Code, body and fields of one that both know."""
     topic, group = rng.choice(NAMES), rng.choice(NAMES)
-    known = {*acl._FIELDS, *acl._BODIES, *acl._CLUSTER, *acl._SIGNED} - STRICTER
+    known = {*acl._FIELDS, *acl._BODIES, *acl._CLUSTER, *acl._SIGNED} - STRICTER - SENDS
     code = rng.choice(sorted(known))
     others = [{"topic": name} for name in (*rng.sample(NAMES, 2), f"%RETRY%{group}")]
     bodies = {

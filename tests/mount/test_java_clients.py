@@ -348,11 +348,10 @@ ADMIN = (
     "queryMsgByKey -t orders -k {key}", "queryMsgByUniqueKey -t orders -i {unique} -s 0 -e 9999999999999",
     "queryMsgById -t orders -i {id}", "queryMsgByOffset -t orders -b broker-a -i 0 -o 7",
     "queryCq -t orders -q 0 -i 5 -c 3 -b {address}", "printMsg -t orders -d false", "exportConfigs -c cluster-a -f {folder}",
-    "resetOffsetByTime -g g -t orders -s 0",
+    "setConsumeMode -b {address} -t orders -g g -m PULL -q 1", "resetOffsetByTime -g g -t orders -s 0",
 )  # fmt: skip
 REFUSED = (
     "updateTopic -b {address} -t x", "deleteTopic -c cluster-a -t orders", "updateSubGroup -b {address} -g x",
-    "setConsumeMode -b {address} -t orders -g g -m PULL -q 1",
 )  # fmt: skip
 
 

@@ -141,7 +141,7 @@ _POP: Final = (("topic", TOPIC, _SUB), ("consumerGroup", GROUP, _SUB))
 _FIELDS: Final[Mapping[int, tuple[tuple[str, str, frozenset[str]], ...]]] = {
     protocol.SEND_MESSAGE: (("topic", TOPIC, _SEND),),
     protocol.SEND_MESSAGE_V2: (("b", TOPIC, _SEND),),
-    protocol.UPDATE_AND_CREATE_TOPIC: (("topic", TOPIC, frozenset({"create", "update"})),),
+    protocol.UPDATE_AND_CREATE_TOPIC: (("topic", TOPIC, frozenset({"create"})),),
     protocol.PULL_MESSAGE: _POP,
     protocol.LITE_PULL_MESSAGE: _POP,
     protocol.QUERY_MESSAGE: (("topic", TOPIC, _READ),),
