@@ -143,6 +143,10 @@ def proxies(tmp_path: Path) -> Iterator[Any]:
         server.end(signal.SIGKILL)
 
 
+def of_group(proxy: str, *more: str) -> tuple[str, ...]:
+    return ("--proxy", proxy, "--topic", "orders", "--group", "g", *more)
+
+
 @pytest.mark.parametrize("kind", ["simple", "grpc-push"])
 def test_consumers_of_grpc_behind_a_proxy_whose_cluster_has_a_mount_alone(
     kind: str, name_server: str, url: str, tmp_path: Path, proxies: Any
@@ -150,16 +154,7 @@ def test_consumers_of_grpc_behind_a_proxy_whose_cluster_has_a_mount_alone(
     """Each message is consumed once, those that it refuses when they come again."""
     listen = ("--listen", "127.0.0.1:0", "--namesrv", name_server)
     with MountProcess(url, tmp_path / "log", *listen):
-        words = (
-            "--proxy",
-            proxies(name_server),
-            "--topic",
-            "orders",
-            "--group",
-            "g",
-            "--seconds",
-            "120",
-        )
+        words = of_group(proxies(name_server), "--seconds", "120")
         more = ("--max", "1200", "--refuse", "100")
         rows = PoppingClient(tmp_path / "out", kind, *words, *more).end()
     assert bodies(rows) == WHOLE
@@ -179,16 +174,7 @@ def test_what_was_acknowledged_over_grpc_does_not_come_again_from_the_next_mount
 ):
     listen = ("--listen", f"127.0.0.1:{next(oracle.free_ports())}", "--namesrv", name_server)
     with MountProcess(url, tmp_path / "log", *listen, *SLOWLY) as mount:
-        words = (
-            "--proxy",
-            proxies(name_server),
-            "--topic",
-            "orders",
-            "--group",
-            "g",
-            "--hidden",
-            "300",
-        )
+        words = of_group(proxies(name_server), "--hidden", "300")
         first = PoppingClient(tmp_path / "out", "simple", *words, "--max", "5000")
         until(lambda: len(first.rows) > 100, "in the middle", 120)
         mount.end(signal.SIGKILL)

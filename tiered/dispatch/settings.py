@@ -319,9 +319,8 @@ class TopicRates:
 
     def reconfigure(self, rate_of: Callable[[str], int]) -> None:
         """Go on at other rates."""
-        known: dict[
-            str, tuple[int, Throttle]
-        ] = {}  # made anew: what is late may write into the old
+        # A new table: late threads may still count in the old one.
+        known: dict[str, tuple[int, Throttle]] = {}
         self._now = rate_of, known
 
     def end(self) -> None:
