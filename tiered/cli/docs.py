@@ -84,10 +84,10 @@ def _table(titles: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def s3_answers_page() -> str:
     """What an S3 server's refusals mean: codes that mean the same share a row."""
-    codes: dict[tuple[str, str, str], list[str]] = {}
+    codes: dict[tuple[str, str], list[str]] = {}
     for code, answer in rows():
-        again = "yes" if answer.kind.retriable else "no"
-        codes.setdefault((answer.reason or "-", again, answer.do or "-"), []).append(f"`{code}`")
+        reason = (answer.reason or "-") + (" (retried)" if answer.kind.retriable else "")
+        codes.setdefault((reason, answer.do or "-"), []).append(f"`{code}`")
     return _page(
         "What an S3 server's answers mean",
         "By error code, or by HTTP status if the code is not listed. Errors, `tiered doctor`, `/healthz` and",
@@ -96,7 +96,7 @@ def s3_answers_page() -> str:
         "an S3 answer) and `CutListing` (a listing that ends without saying where to continue) are our own codes.",
         "",
         *_table(
-            "reason | retried | what to do | codes and statuses",
+            "reason | what to do | codes and statuses",
             ((*said, ", ".join(found)) for said, found in codes.items()),
         ),
     )
