@@ -340,9 +340,9 @@ def _series(metric: Metric) -> str:
 
 
 def mount_requests() -> Iterator[str]:
-    """Every request that a mount knows: those that are answered alike share a row."""
+    """Every request that is not answered as one that a mount does not know; those answered alike share a row."""
     alike: dict[tuple[Treatment, str], list[str]] = {}
-    for one in REQUESTS:
+    for one in (one for one in REQUESTS if one.answer is not Treatment.UNSUPPORTED):
         alike.setdefault((one.answer, one.note), []).append(f"{one.code} `{one.name}`")
     rows = ((", ".join(found), _answer(*said)) for said, found in alike.items())
     return _table("requests | answer", rows)
