@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
+from tiered.archive.checked_ranges import read_proven
 from tiered.archive.columns import hole_text
-from tiered.archive.damage import read_proven
 from tiered.archive.model import KAFKA_SCHEMA, ArchiveQueue
 from tiered.archive.parquet import read_columns
 from tiered.archive.plan import has_times, overtaken_by

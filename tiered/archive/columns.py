@@ -15,8 +15,7 @@ import numpy as np
 from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.api.kafka_arrow import KAFKA_COLUMNS, kafka_columns, kafka_types
-from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
-from tiered.archive.body_blocks import decode_bodies
+from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout, decode_bodies
 from tiered.archive.body_formats import body_fields, open_decoder
 from tiered.archive.model import KAFKA_SCHEMA
 from tiered.errors import DataError
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from tiered.archive.body_blocks import BodyCounts, Decoder
+    from tiered.archive.bodies import BodyCounts, Decoder
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveQueue
     from tiered.format.kafka_message import KafkaRecords

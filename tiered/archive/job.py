@@ -34,8 +34,8 @@ from tiered import __version__
 from tiered.archive.audit import harmed_files, still_harmed, task_of
 from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, infer_columns
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
+from tiered.archive.checked_ranges import open_log
 from tiered.archive.columns import PAYLOAD, Columns
-from tiered.archive.damage import open_log
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,

@@ -35,8 +35,7 @@ from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.damage import reading
+from tiered.archive.checked_ranges import ObjectFile, reading
 from tiered.archive.model import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.plan import filled

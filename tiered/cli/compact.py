@@ -216,8 +216,7 @@ def _engine(call: Call, options: CompactOptions, at: Workplace) -> Engine | None
 
 def settings_of(options: CompactOptions) -> CompactSettings:
     """What the options come to."""
-    from tiered.compaction.passes import NEVER_MS, PassSettings
-    from tiered.compaction.retention import POLICIES
+    from tiered.compaction.passes import NEVER_MS, POLICIES, PassSettings
     from tiered.upkeep.compact import CompactSettings
 
     retention = POLICIES[options.policy]

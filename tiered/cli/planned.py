@@ -268,7 +268,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
         if options.apply:
             require_within(limit, len(plan.steps))
         if options.apply and plan.erasures:
-            from tiered.upkeep.erase import apply_erasure
+            from tiered.upkeep.gc import apply_erasure
 
             erased = apply_erasure(at, plan, told=told_erased)
         if options.apply and plan.steps:
@@ -298,7 +298,7 @@ def versions_kept(
     """
     from backends.errors import BackendError, ConfigurationError
     from backends.s3_bucket import open_versions
-    from tiered.upkeep.old_versions import OldVersions, look_for_versions
+    from tiered.upkeep.gc import OldVersions, look_for_versions
 
     try:
         bucket = open_versions(url, call.s3_options())

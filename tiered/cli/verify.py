@@ -164,8 +164,7 @@ def _repairer(
     *,
     timers: bool,
 ) -> Repairer:
-    from tiered.upkeep.repair import Repairer
-    from tiered.upkeep.timer_originals import TimerOriginals
+    from tiered.upkeep.repair import Repairer, TimerOriginals
     from tiered.upkeep.workplace import Workplace
 
     originals = None
