@@ -79,7 +79,8 @@ class ArchiveProof:
         if damage and damage not in self._damaged:
             self._damaged.append(damage)
         if why or damage:
-            self._left.append(_row(queue, segment, why or damage))
+            span = {"start": int(segment.base_queue_offset), "end": end}
+            self._left.append({**queue._asdict(), **span, "why": why or damage})
         return not (why or damage)
 
     def document(self) -> dict[str, Any]:

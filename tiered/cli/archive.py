@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import is_full, read_regular
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, flag, option, required, several
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.planned import (
     HOUR_MS,
     Document,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, build, flag, option, required, settings_of, several
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.serve import (
     NICENESS_MAX,
     ServingOptions,

@@ -6,12 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
 from tiered.cli.frame import command
 from tiered.cli.options import flag, option, several
-from tiered.cli.output import picked
 from tiered.cli.planned import (
     Document,
     PlanOptions,

@@ -156,7 +156,9 @@ def show_plan(
         lines: What else there is to say of it, to people.
         has_work: Carrying it out changes something; None: when it has steps.
     """
-    applied, is_open, rows = document["applied"], _is_open(document), document[table[0]]
+    applied, rows = document["applied"], document[table[0]]
+    was_erased = document.get("erased") or document.get("old_versions", {}).get("was_deleted")
+    is_open = applied is None and not was_erased
     is_due = is_open and bool(rows if has_work is None else has_work)
 
     def for_people() -> Iterator[str | Table]:
@@ -175,12 +177,6 @@ def show_plan(
         _say_what_rows_do_not(call, document)
     waits = document.get("refusals") or (is_due and options.exit_code)
     return NEEDS_A_PERSON if waits else DONE
-
-
-def _is_open(document: Document) -> bool:
-    """Whether a plan is only shown."""
-    was_erased = document.get("erased") or document.get("old_versions", {}).get("was_deleted")
-    return document["applied"] is None and not was_erased
 
 
 def done_now(document: Document) -> Document | None:
@@ -572,7 +568,9 @@ def run_delete(call: Call, options: DeleteTopicOptions) -> int:
 
 def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
     """What the options say of a topic: its time to live in milliseconds, or None."""
-    rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
+    rules, default = options.topic_ttl, options.ttl_ms
+    reserve_hours = broker_topics(options.store).reserve_hours if options.store else {}
+    reserved = {topic: hours * HOUR_MS for topic, hours in reserve_hours.items()}
     in_file = any("ttl" in said for _, said in call.rules.rows)
     if default is None and not (rules or options.store or in_file) and options.apply in {None, "-"}:
         raise InvalidError(
@@ -589,16 +587,6 @@ def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | N
         return next((rule.duration_ms for rule in rules if fnmatchcase(topic, rule.glob)), chosen)
 
     return ttl_ms
-
-
-def _reserved_ms(directory: str | None) -> dict[str, int]:
-    """What the broker's topics say of themselves (``reserve.time``), by topic, milliseconds.
-
-    Raises:
-        InvalidError: The broker's table of topics cannot be read, so nobody knows how long they are to be kept.
-    """
-    hours_of = broker_topics(directory).reserve_hours if directory else {}
-    return {topic: hours * HOUR_MS for topic, hours in hours_of.items()}
 
 
 def broker_topics(directory: str) -> Topics:

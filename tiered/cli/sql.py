@@ -20,7 +20,7 @@ from tiered.cli.exits import DONE
 from tiered.cli.frame import command
 from tiered.cli.options import argument, option
 from tiered.cli.output import Output, show
-from tiered.cli.values import counted
+from tiered.cli.values import counted, json_text
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -364,27 +364,18 @@ def _of_union(values: Any) -> list[Any]:  # noqa: ANN401
 
 def _of_map(values: Any) -> list[Any]:  # noqa: ANN401
     """Objects; of a name that comes twice the last value counts, as in RocketMQ's own properties."""
-    spans = _spans(values)
-    low, high = (spans[0][0], spans[-1][1]) if spans else (0, 0)
-    keys = [_name(key) for key in plain_column(values.keys.slice(low, high - low))]
+    offsets = values.offsets.to_pylist() or [0]
+    low, high = offsets[0], offsets[-1]
+    found = plain_column(values.keys.slice(low, high - low))
+    keys = [key if isinstance(key, str) else json_text(key) for key in found]
     items = plain_column(values.items.slice(low, high - low))
     there = values.is_valid().to_pylist()
     return [
         dict(zip(keys[start - low : end - low], items[start - low : end - low], strict=True))
         if is_there
         else None
-        for (start, end), is_there in zip(spans, there, strict=True)
+        for (start, end), is_there in zip(itertools.pairwise(offsets), there, strict=True)
     ]
-
-
-def _spans(values: Any) -> list[tuple[int, int]]:  # noqa: ANN401
-    return list(itertools.pairwise(values.offsets.to_pylist()))
-
-
-def _name(key: Any) -> str:  # noqa: ANN401
-    from tiered.cli.values import json_text
-
-    return key if isinstance(key, str) else json_text(key)
 
 
 def _of_list(values: Any) -> list[Any]:  # noqa: ANN401

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import BrokersOptions, flag, option
-from tiered.cli.output import Table, picked, show
+from tiered.cli.output import Table, show
 from tiered.cli.planned import (
     TIMERS_TEXT,
     Document,

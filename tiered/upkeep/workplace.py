@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, Type
 from zlib_ng import zlib_ng
 
 from backends.errors import PreconditionFailedError, UnsupportedError
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import advice_for, read_regular, write_regular
 from backends.wrapping import put_own, set_own
 from tiered.api.broker_place import require_conditional_writes
@@ -117,17 +117,17 @@ class LeaseReport:
     def document(self, place: Place, url: str) -> dict[str, Any]:
         """For ``tiered lease --json``."""
         lease = self.lease
+        holder = lease and lease.holder
         return {
             "format": 1,
             "url": url,
-            "cluster": place.cluster,
-            "broker": place.broker,
+            **picked(place, "cluster", "broker"),
             "state": self.word,
             "is_held": self.is_held,
-            "writer": lease.writer if lease else None,
-            "host": lease.holder.host if lease else None,
-            "pid": lease.holder.pid if lease else None,
-            "expires_ms": lease.expires_ms if lease else None,
+            "writer": lease and lease.writer,
+            "host": holder and holder.host,
+            "pid": holder and holder.pid,
+            "expires_ms": lease and lease.expires_ms,
             "now_ms": self.now_ms,
             "epoch": self.state.epoch,
             "present_writer": self.state.writer,
@@ -639,10 +639,6 @@ def set_paused(at: Workplace, topic: str, *, is_paused: bool) -> dict[str, Any]:
         "topic": topic,
         "is_paused": is_paused,
         "is_changed": is_changed,
-        "since_ms": _since_ms(journal.state, topic),
+        "since_ms": next((o.since_ms for o in journal.state.paused if o.topic == topic), None),
         "is_known": any(queue.topic == topic for queue in journal.state.queues),
     }
-
-
-def _since_ms(state: TierState, topic: str) -> int | None:
-    return next((one.since_ms for one in state.paused if one.topic == topic), None)
