@@ -62,11 +62,6 @@ class TokenBucket:
         self._tokens = self._burst
         self._at_s = now_s
 
-    @property
-    def burst(self) -> float:
-        """Units that a full bucket has."""
-        return self._burst
-
     def ready_in_s(self, now_s: float) -> float:
         """Seconds until something may be taken; 0: now."""
         if self._rate is None:

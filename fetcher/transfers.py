@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from backends.base import ByteRange, get_into, reads_into
 from backends.errors import ShortReadError
@@ -34,11 +34,11 @@ from fetcher.buffers import BYTES_MIN
 from fetcher.requests import Asked, BusyError
 from fetcher.transfer_state import TransferState
 from tiered.errors import ClosedError, StoreUnavailableError
+from tiered.model import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
     from concurrent.futures import Executor, Future
-    from types import TracebackType
 
     from backends.base import ObjectStore
     from fetcher.buffers import Memory
@@ -370,7 +370,7 @@ class Ticking(Protocol):
         ...
 
 
-class Ticker:
+class Ticker(Closing):
     """Calls ``tick`` from its making until it is closed. It holds no lock.
 
     A call that fails is logged and made again a second later: without it nothing would expire, and no read be given up.
@@ -403,14 +403,3 @@ class Ticker:
         self._is_closed = True
         self._due.set()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

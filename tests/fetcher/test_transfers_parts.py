@@ -28,7 +28,7 @@ def test_rate_is_never_exceeded(rate: float, steps: list[tuple[float, float]]):
         for last in range(first, len(taken)):
             passed = sum(units for _, units in taken[first:last])
             seconds = taken[last][0] - taken[first][0]
-            assert passed <= rate * seconds + bucket.burst + 1e-6
+            assert passed <= rate * seconds + bucket._burst + 1e-6
 
 
 @given(st.floats(0.5, 1e9), st.lists(st.floats(1, 1e8), max_size=30))

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings
@@ -42,12 +42,11 @@ from tiered.index.lookup import Hit, Wish, has_key
 from tiered.local.residency import Residency
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.broker_tables import read_handover
-from tiered.model import QueueOffset
+from tiered.model import Closing, QueueOffset
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from backends.base import ObjectStore
     from fetcher.message_store import LocalMessages
@@ -63,7 +62,7 @@ REFRESH_SECONDS = 5.0
 """How often the journal and the store are looked at, unless told otherwise."""
 
 
-class OpenMessageStore(TieredMessageStore):
+class OpenMessageStore(Closing, TieredMessageStore):
     """A ``TieredMessageStore`` that owns its sides. Use it in a ``with`` statement, or ``close`` it."""
 
     opened: OpenTier
@@ -116,17 +115,6 @@ class OpenMessageStore(TieredMessageStore):
         if self.opened.is_forked:
             return
         self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_message_store(

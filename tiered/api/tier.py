@@ -6,7 +6,7 @@ import threading
 from datetime import datetime
 from html import escape
 from itertools import takewhile
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
@@ -19,11 +19,10 @@ from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError, no_topic
 from tiered.log.lineage import Isolation
-from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset, TimestampMs
+from tiered.model import Boundary, Closing, MessageQueue, QueueBounds, QueueOffset, TimestampMs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from types import TracebackType
 
     import pyarrow as pa
     from pyarrow.dataset import FileSystemDataset
@@ -39,7 +38,7 @@ MESSAGE_BATCH_BYTES = 1 * MIB
 ARROW_BATCH_BYTES = 4 * MIB
 
 
-class Tier:
+class Tier(Closing):
     """One broker's tier, read-only. For any thread; each iterator for one thread at a time.
 
     Use it in a ``with`` statement, or ``close`` it. Every method may raise ``StoreUnavailableError`` (the store does not
@@ -349,17 +348,6 @@ class Tier:
     def close(self) -> None:
         """End reads (``ClosedError``), threads and connections. Harmless when repeated; in a forked process nothing."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _no_topic(self, topic: str) -> InvalidError:
         return no_topic(topic, self.topics(), where=self._opened.store.url)

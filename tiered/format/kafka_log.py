@@ -36,7 +36,6 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiered.format.kafka_batch import Longs
 
 INDEX_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
@@ -133,30 +132,6 @@ def parse_epochs(text: str) -> LeaderEpochs:
     if any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(rows)):
         raise KafkaFileError("leader epochs that do not rise")
     return LeaderEpochs(tuple(epoch for epoch, _ in rows), tuple(start for _, start in rows))
-
-
-def common_end(
-    ours: LeaderEpochs, our_end: int, theirs: LeaderEpochs, their_end: int
-) -> int | None:
-    """Up to which offset two replicas have the same batches; None when they have no epoch in common.
-
-    One leader appended what is of one epoch: up to where it ends in the shorter of two logs they are equal, and all below.
-    """
-    both = set(ours.epochs) & set(theirs.epochs)
-    if not both:
-        return None
-    newest = max(both)
-    return min(ours.end_of(newest, our_end), theirs.end_of(newest, their_end))
-
-
-def parse_index(data: bytes, base_offset: int) -> tuple[Longs, Longs]:
-    """Last offsets of batches and where these begin, of a ``.index``, up to the first entry that does not rise."""
-    whole = len(data) - len(data) % INDEX_ENTRY.itemsize
-    entries = np.frombuffer(data[:whole], INDEX_ENTRY)
-    offsets, positions = entries["offset"].astype(np.int64), entries["position"].astype(np.int64)
-    rises = (np.diff(offsets, prepend=-1) > 0) & (np.diff(positions, prepend=0) > 0)
-    end = len(rises) if rises.all() else int(np.argmin(rises))
-    return offsets[:end] + base_offset, positions[:end]
 
 
 def parse_snapshot(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:
