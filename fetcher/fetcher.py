@@ -12,7 +12,7 @@ Ordering
 
 Retries
     What fails is not asked for again by itself: the store below retries, and a slow request is hedged
-    (``fetcher.transfer_state``). What was read ahead in vain is forgotten, and asked for again when it is wanted. An
+    (``fetcher.transfers``). What was read ahead in vain is forgotten, and asked for again when it is wanted. An
     object that is gone makes the journal be replayed (``tiered.log.cursor``).
 
 Histories

@@ -29,7 +29,7 @@ from backends.errors import (
 )
 from backends.registry import open_store
 from backends.s3_answers import rows
-from backends.s3_bucket import open_versions, read_object_lock, read_rules
+from backends.s3_control import open_versions, read_object_lock, read_rules
 from backends.s3_settings import S3Options
 from tiered.api.stores import PatientStore, RefusedForNowError
 from tiered.clock import ManualClock

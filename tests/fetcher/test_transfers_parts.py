@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fetcher.limits import TransferLimits
 from fetcher.requests import Arrivals, Range, RangeQueue, plan_merge
-from fetcher.transfer_state import TokenBucket
+from fetcher.transfers import TokenBucket
 from tiered.errors import InvalidError
 
 STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0.1, 500)), max_size=60)

@@ -22,8 +22,8 @@ from tiered.errors import DataError
 from tiered.format.index_object import ITEM
 from tiered.index.indexer import IndexBuilder, Indexer, WorkFile
 from tiered.index.lookup import IndexReader, Wish
-from tiered.log.indexed import index_action, indexed_to
 from tiered.log.reader import TierReader
+from tiered.log.state import index_action, indexed_to
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

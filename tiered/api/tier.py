@@ -155,7 +155,7 @@ class Tier(Closing):
 
         Args:
             columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of other stores'
-                queues those of ``tiered.api.kafka_arrow`` and ``jmq_arrow``). What is left out costs nothing.
+                queues those of ``tiered.api.other_arrow`` and ``jmq_arrow``). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -240,7 +240,7 @@ class Tier(Closing):
         if not self.queues(topic):
             raise self._no_topic(topic)
         # By its name: it stands on this module, and on fsspec.
-        module = load_library("tiered.api.dataset", "a dataset needs fsspec", "fsspec")
+        module = load_library("tiered.api.filesystem", "a dataset needs fsspec", "fsspec")
         return module.make_dataset(self, topic, columns)
 
     def read_topic_records(
@@ -502,7 +502,7 @@ class Choice:
         Raises:
             InvalidError: No such column, or none at all, or pyarrow is not installed; at once.
         """
-        from tiered.api.any_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
+        from tiered.api.other_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
 
         if columns is not None and not columns:
             # A batch without columns has no rows: it would look as if there were no messages.

@@ -580,8 +580,7 @@ def _open_brokers(
     is_ours: Callable[[], bool],
 ) -> Delivering:
     """Live brokers."""
-    from timer.broker_target import NEAR_MS_MAX, BrokerTarget
-    from timer.producer import Producer
+    from timer.broker_target import NEAR_MS_MAX, BrokerTarget, Producer
 
     if options.near_ms > NEAR_MS_MAX:
         raise InvalidError(

@@ -43,9 +43,8 @@ from tiered.format.index_object import (
 from tiered.format.object import build_object
 from tiered.index.extract import extract_all, extract_keys, topic_seed
 from tiered.journal.typed import INT_MAX, row_of
-from tiered.log.indexed import last_cut, uncovered
 from tiered.log.parts import NO_PARTS, Cover, IndexObject, ObjectRange
-from tiered.log.state import Gap
+from tiered.log.state import Gap, last_cut, uncovered
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

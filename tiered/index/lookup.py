@@ -52,11 +52,10 @@ from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_r
 from tiered.format.record_kind import RecordKind
 from tiered.index.extract import extract_keys, key_hash, topic_seed
 from tiered.log.decode import TierBatch
-from tiered.log.indexed import uncovered
 from tiered.log.messages import foreign_messages, messages_lines
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.sections import read_range
-from tiered.log.state import Gap, TierState
+from tiered.log.state import Gap, TierState, uncovered
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:

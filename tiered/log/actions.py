@@ -139,7 +139,7 @@ class LineageGrown:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The queue ends earlier (``tiered.log.truncation``)."""
+    """The queue ends earlier (``tiered.log.state``)."""
 
     queue: MessageQueue
     incarnation: int
@@ -162,7 +162,7 @@ class BeginAnew:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """Index objects are new, and others given up first (``tiered.log.indexed``). From anybody."""
+    """Index objects are new, and others given up first (``tiered.log.state``). From anybody."""
 
     objects: tuple[IndexObject, ...]  # in the order in which they cover
     drop: tuple[str, ...]  # keys

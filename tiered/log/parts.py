@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from tiered.journal.entry import Action
 
-
 PARTS_MAX: Final = 16_000_000
 """That a checkpoint may name; bounds what reading a hostile one allocates."""
 _PACK_LEVEL: Final = 3
@@ -559,7 +558,7 @@ class Incarnation:
     gaps: tuple[Gap, ...] = ()  # recorded gaps, in order
     quarantined: int = 0  # records put into quarantine
     ended: str = ""  # why this incarnation is over; empty while it lasts
-    indexed: Ranges = ()  # queue offsets whose keys are in index objects (``tiered.log.indexed``)
+    indexed: Ranges = ()  # queue offsets whose keys are in index objects (``tiered.log.state``)
     cut_at: int = -1
     """Of what the broker truncated: where it was cut off, whatever of it has expired since; else -1."""
     cut_by: int = 0

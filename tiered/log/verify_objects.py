@@ -23,10 +23,10 @@ from tiered.keys import parse_index_key
 from tiered.log.bundles import sections_of
 from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import ITEM, ITEM_BYTES
-from tiered.log.indexed import uncovered
 from tiered.log.ranges import Ranges, clipped, joined, without
 from tiered.log.salvage import OpenSectionBytes, lost_items, open_damaged
 from tiered.log.sections import split_section
+from tiered.log.state import uncovered
 from tiered.log.verify_report import OTHER_VERSION, Finding, Problem
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from backends.lazy_dataclass import dataclass
 from tiered import keys
 from tiered.errors import DataError
 from tiered.log.parts import check_rows
-from tiered.log.truncation import is_tail
+from tiered.log.state import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -260,7 +260,7 @@ def _check_incarnation(incarnation: Incarnation) -> Iterator[str]:
 
 
 def _check_segment(segment: Segment, *, may_be_cut: bool) -> Iterator[str]:
-    """A segment that the broker truncated in part keeps its name, and may begin later (``tiered.log.truncation``)."""
+    """A segment that the broker truncated in part keeps its name, and may begin later (``tiered.log.state``)."""
     if not segment.parts:
         yield f"segment {segment.base_offset} has no part"
         return

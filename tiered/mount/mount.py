@@ -47,7 +47,7 @@ from tiered.mount.acl import Reason
 from tiered.mount.acl_files import CHANGE_S, AccessGuard
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks, Relays
-from tiered.mount.name_servers import BESIDE_S, Identity, MountedTopics, NameServers
+from tiered.mount.name_servers import BESIDE_S, Identity, MountedTopics, NameServers, SystemTopics
 from tiered.mount.offsets import ConsumerOffsets, MountState, OffsetsKeeper
 from tiered.mount.popping import Assignments, Popper
 from tiered.mount.protocol import BY_CODE, Code
@@ -56,7 +56,6 @@ from tiered.mount.replica import LiveMaster, ReplicaPuller
 from tiered.mount.retries import RetryLimits, RetryLog, RetryWriter, consumed_of
 from tiered.mount.sending_back import SendingBack
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
-from tiered.mount.system_topics import SystemTopics
 
 if TYPE_CHECKING:
     import ssl

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import StoredVersion
-    from backends.s3_bucket import Bucket
+    from backends.s3_control import Bucket
     from tiered.upkeep.workplace import Workplace
 
 

@@ -68,9 +68,8 @@ from tiered.keys import (
 )
 from tiered.log.actions import Indexed
 from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
-from tiered.log.bundle_tables import Refused, Tabled, read_tables
+from tiered.log.bundles import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
-from tiered.log.indexed import after_index, index_action
 from tiered.log.lineage import found_in, moved
 from tiered.log.reader import DAMAGED_OR_GONE, QueueReader
 from tiered.log.rebuilt_state import (
@@ -83,7 +82,7 @@ from tiered.log.rebuilt_state import (
     propose,
 )
 from tiered.log.sections import read_range
-from tiered.log.state import TierMachine, TierState, require_known
+from tiered.log.state import TierMachine, TierState, after_index, index_action, require_known
 from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
 from tiered.log.verify_objects import IndexCheck, unindexed_messages
 from tiered.log.verify_report import OTHER_VERSION, check_state

@@ -28,7 +28,7 @@ from tiered.dispatch.merging import MergedBundle, row_of
 from tiered.errors import DataError
 from tiered.format.bundle import build_packed_section, build_section
 from tiered.keys import parse_data_key
-from tiered.log.bundle_tables import Tabled, read_bundle_table
+from tiered.log.bundles import Tabled, read_bundle_table
 from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import encode_items
 from tiered.log.history import named_objects, parts_by_bundle

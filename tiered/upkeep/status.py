@@ -27,8 +27,7 @@ from tiered.log.broker_tables import HANDOVER
 from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
-from tiered.log.state import TierMachine
-from tiered.log.truncation import is_tail
+from tiered.log.state import TierMachine, is_tail
 from tiered.log.verify import require_same_id
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.merge import run_bytes
-from tiered.log.truncation import is_tail
+from tiered.log.state import is_tail
 from tiered.model import MessageQueue
 from tiered.upkeep.status import UnreadBroker, bills_requests, retry_remarks
 from tiered.web import browse, charts
