@@ -25,11 +25,13 @@ from botocore.credentials import Credentials, ReadOnlyCredentials
 from backends.base import ObjectInfo, StoredVersion, Version
 from backends.errors import ConfigurationError, UnsupportedError
 from backends.lazy_dataclass import dataclass
-from backends.s3_answers import CUT, ELEMENTS, FOREIGN
 from backends.s3_listing import Lister
 from backends.s3_settings import Credential, Profile, check_options, loaded, resolve, split_location
 from backends.s3_wire import (
+    CUT,
     DELETE_VERSION,
+    ELEMENTS,
+    FOREIGN,
     LOCK,
     RULES,
     VERSIONS,

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fetcher.filters import FilterError, compile_filter, sql92
+from fetcher.filters import FilterError, compile_filter, sql_parse
 from fetcher.filters.batch import EXPRESSION_CHARS_MAX
-from fetcher.filters.sql92 import NAMES_MAX, NESTING_MAX
+from fetcher.filters.sql92 import NAMES_MAX
+from fetcher.filters.sql_parse import NESTING_MAX
 from tiered.errors import InvalidError
 
 PLACES = [
@@ -226,7 +227,7 @@ def test_without_the_parser_the_error_names_the_extra(monkeypatch):
 
 
 def test_threads_that_make_the_parser_at_once_do_not_disturb_each_other():
-    sql92._lark.cache_clear()
+    sql_parse._lark.cache_clear()
     texts = [f"NOT (a IN ('{n}')) AND b = {n}\n" for n in range(32)]
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda text: compile_filter(text, "SQL92"), texts))

@@ -23,7 +23,8 @@ from support.filter_trees import (
 )
 
 from fetcher.filters import FilterError, compile_filter
-from fetcher.filters.sql92 import SqlFilter, parse
+from fetcher.filters.sql92 import SqlFilter
+from fetcher.filters.sql_parse import parse
 from fetcher.filters.sql_tree import (
     Constant,
     Equal,

@@ -229,7 +229,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
         tiered gc s3://bucket/prefix
         tiered gc file:///tmp/tier --erase --apply -
     """
-    from tiered.journal.ahead import JournalBytes
+    from tiered.journal.replay import JournalBytes
     from tiered.upkeep.gc import GcPlan, apply_gc, plan_gc
 
     limit = options.max_deletions

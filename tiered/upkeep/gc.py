@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectInfo, ObjectStore
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
-    from tiered.journal.ahead import JournalBytes
+    from tiered.journal.replay import JournalBytes
     from tiered.log.parts import TierState
     from tiered.upkeep.workplace import Workplace
 
