@@ -39,10 +39,9 @@ from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
-from fetcher.buffers import Memory
 from fetcher.cache import Fetch, Stock, WaitingRead
 from fetcher.limits import FREE_SHARE, FetchSettings
-from fetcher.runs import MultiSectionRun, Run
+from fetcher.runs import Memory, MultiSectionRun, Run
 from fetcher.transfers import AskingStore, Transfers, result_by, too_late
 from fetcher.window import Member, Neighbours, Readers
 from tiered.errors import ClosedError, DataError, StoreUnavailableError

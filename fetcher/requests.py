@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # -- requests
 
 Data = bytes | memoryview
-"""What came: bytes of its own, or a view of memory that is lent (``fetcher.buffers``)."""
+"""What came: bytes of its own, or a view of memory that is lent (``fetcher.runs``)."""
 
 
 class BusyError(StoreUnavailableError):

@@ -34,8 +34,8 @@ from backends.base import ByteRange, get_into, reads_into
 from backends.errors import InvalidRangeError, ShortReadError
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
-from fetcher.buffers import BYTES_MIN
 from fetcher.requests import Asked, Attempt, BusyError, Data, Range, Request, Wishes
+from fetcher.runs import BYTES_MIN
 from tiered.errors import ClosedError, StoreUnavailableError
 from tiered.model import Closing
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from backends.base import ObjectStore
-    from fetcher.buffers import Memory
     from fetcher.limits import TransferLimits
+    from fetcher.runs import Memory
     from tiered.clock import Clock
 
 # -- decisions -----------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from tiered.store.embedded import MessageStore
 from tiered.store.encoding import PROPERTIES_BYTES_MAX, QUEUE_ID_MAX
 from tiered.store.restored import ReadyRecords
 from timer.dequeue import DueBlock
-from timer.enqueue import Enqueue
+from timer.hour_files import Enqueue
 from timer.progress import WheelState, delivered_since, delivered_so_far, noted, opened
 from timer.records import MARK, asked_times, changed_properties, names_of, number_of, raw_properties
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from tiered.store.encoding import QueueKey, RecordPlaces
     from tiered.store.store_options import StoreOptions
     from timer.dequeue import DueMessage
-    from timer.enqueue import Given
+    from timer.hour_files import Given
     from timer.records import Flags, Longs
 
 # -- for a broker --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from backends.wrapping import MeteredStore
 from tiered.errors import DataError
-from tiered.format.index_object import ITEM
+from tiered.format.object import ITEM
 from tiered.index.indexer import IndexBuilder, Indexer, WorkFile
 from tiered.index.lookup import IndexReader, Wish
 from tiered.log.reader import TierReader

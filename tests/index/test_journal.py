@@ -12,8 +12,7 @@ from support.keyed import KeyedTier, Mail
 from support.tiers import TIME_MS
 
 from backends.memory import MemoryStore
-from tiered.journal.entry import Entry, json_text
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import Entry, as_row, json_text, row_of
 from tiered.keys import ObjectId, index_key, maker_of, parse_index_key
 from tiered.log.history import keys_of, named_objects
 from tiered.log.parts import Cover, IndexObject, ObjectRange

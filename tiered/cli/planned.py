@@ -83,8 +83,7 @@ def open_workplace(
         signs: See ``find_places``; None: the usual ones.
         timers: Its timers, which lie apart, are meant.
     """
-    from tiered.api.broker_place import SIGNS, choose_place
-    from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
+    from tiered.api.broker_place import SIGNS, TIMER_ANY_SIGN, choose_place, choose_timers
     from tiered.upkeep.workplace import Workplace
 
     meter, store = call.both(url, give_up_s=give_up_s)

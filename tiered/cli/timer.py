@@ -234,7 +234,7 @@ def run_show(call: Call, options: TimerShowOptions) -> int:
 
 def _opened(call: Call, url: str) -> tuple[TimerReader, dict[str, Any]]:
     """What reads a broker's timers, and how a document of them begins."""
-    from tiered.attach.timer_place import choose_timers
+    from tiered.api.broker_place import choose_timers
     from timer.dequeue import TimerReader
 
     store = call.objects(url)

@@ -1,4 +1,4 @@
-# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.typed)
+# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.entry)
 """What the journal of a tier says, as typed records: an action each. What they mean is ``tiered.log.state``'s business.
 
 An action stands in an entry as an object of its fields, with its name as ``do``; its queue is ``topic`` and ``queue_id``.
@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from backends.lazy_dataclass import dataclass
-from tiered.journal.entry import EPOCH, Action
+from tiered.journal.entry import EPOCH, Action, as_object
 from tiered.journal.replay import UnknownActionError
-from tiered.journal.typed import as_object
 from tiered.local.interface import LeaderEpoch, OpenTransaction
 from tiered.log.parts import AbortedRange, IndexObject, Passes
 from tiered.log.timers import TimerCancel, TimerHanded, TimerRunBegins, TimerTake

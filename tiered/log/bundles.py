@@ -31,7 +31,7 @@ from tiered.format.bundle import (
     tail_bytes,
     unpack_table,
 )
-from tiered.journal.typed import INT_MAX, as_row
+from tiered.journal.entry import INT_MAX, as_row
 from tiered.keys import parse_data_key
 from tiered.log.merge import LAST_LEVEL
 from tiered.log.parts import PART, Bundle, Parts, check_rows

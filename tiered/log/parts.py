@@ -22,12 +22,12 @@ import zstandard
 from backends.lazy_dataclass import dataclass
 from tiered.format.bundle import SectionPlace
 from tiered.format.items import ITEM_BYTES
-from tiered.journal.typed import INT_MAX, JsonForm, Key, as_object, as_row
-from tiered.local.interface import (  # noqa: TC001 (read at run time: tiered.journal.typed)
+from tiered.journal.entry import INT_MAX, JsonForm, Key, as_object, as_row
+from tiered.local.interface import (  # noqa: TC001 (read at run time: tiered.journal.entry)
     LeaderEpoch,
     OpenTransaction,
 )
-from tiered.log.ranges import Ranges  # noqa: TC001 (read at run time: tiered.journal.typed)
+from tiered.log.ranges import Ranges  # noqa: TC001 (read at run time: tiered.journal.entry)
 from tiered.log.timers import TimerFacts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.errors import OtherVersionError
-from tiered.journal.entry import Entry, json_members, json_text
+from tiered.journal.entry import Entry, JsonForm, as_object, json_members, json_text
 from tiered.journal.replay import UnknownActionError
-from tiered.journal.typed import JsonForm, as_object
 from tiered.keys import DATA_ROOTS, maker_of
 from tiered.log.actions import (
     BeginAnew,

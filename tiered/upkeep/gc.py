@@ -19,7 +19,7 @@ gone is counted as gone), or a new one be made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
+from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.entry)
 from dataclasses import asdict, replace
 from itertools import groupby
 from operator import attrgetter

@@ -51,10 +51,9 @@ from tiered.errors import (
 )
 from tiered.format.record_kind import RecordKind
 from tiered.index.indexer import IndexBuilder, Indexer
-from tiered.journal.entry import EPOCH
+from tiered.journal.entry import EPOCH, INT_MAX, as_document, document_of
 from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import INT_MAX, as_document, document_of
 from tiered.keys import (
     JOURNAL,
     LEASE,
@@ -84,8 +83,7 @@ from tiered.log.rebuilt_state import (
 from tiered.log.sections import read_range
 from tiered.log.state import TierMachine, TierState, after_index, index_action, require_known
 from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
-from tiered.log.verify_objects import IndexCheck, unindexed_messages
-from tiered.log.verify_report import OTHER_VERSION, check_state
+from tiered.log.verify_objects import OTHER_VERSION, IndexCheck, check_state, unindexed_messages
 from tiered.upkeep.workplace import (
     Anew,
     TierPlan,

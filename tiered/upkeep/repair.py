@@ -36,7 +36,7 @@ from tiered.log.merge import BUNDLE_BYTES_MAX, MergeOutput, MergeRun
 from tiered.log.parts import Parts
 from tiered.log.sections import read_range
 from tiered.log.verify import require_same_id
-from tiered.log.verify_report import WHOLE
+from tiered.log.verify_objects import WHOLE
 from tiered.upkeep.workplace import UploadingEpoch
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.history import NamedPart
     from tiered.log.parts import Part, SectionRange, TierState
-    from tiered.log.verify_report import Damaged
+    from tiered.log.verify_objects import Damaged
     from tiered.model import MessageQueue
     from tiered.upkeep.workplace import Workplace
 

@@ -18,9 +18,9 @@ from tiered.api.stores import what_to_do
 from tiered.attach.observe import QueueLag, measure_lag
 from tiered.errors import DataError, OtherVersionError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
+from tiered.journal.entry import document_of
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import document_of
 from tiered.keys import LEASE
 from tiered.local.catalog import DEAD_PREFIX, SCHEDULE_TOPIC
 from tiered.log.broker_tables import HANDOVER

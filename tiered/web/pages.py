@@ -10,7 +10,7 @@ from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.lazy_dataclass import dataclass
-from tiered.attach.timer_place import TIMER_SIGNS, timers_of
+from tiered.api.broker_place import TIMER_SIGNS, timers_of
 from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
 from tiered.log.lineage import Isolation, stable_end
