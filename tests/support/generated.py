@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from backends.s3_answers import rows
+from backends.s3_wire import rows
 from tiered.cli.attach import RELOADED, AttachOptions
 from tiered.cli.frame import COMMON, HELP_OPTIONS, program
 from tiered.cli.options import Shape, settings_of

@@ -346,7 +346,7 @@ def queue_listing(tier: OpenTier, queues: list[MessageQueue]) -> list[Row]:
 
 def incarnation_rows(tier: OpenTier, queue: MessageQueue) -> Iterator[Row]:
     """A row for each incarnation of a queue, oldest first."""
-    from tiered.log.truncation import is_tail
+    from tiered.log.state import is_tail
 
     incarnations = tier.state.queues[queue]
     for number, incarnation in enumerate(incarnations):

@@ -31,10 +31,9 @@ from backends.lazy_dataclass import dataclass
 from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, folder_of, probe
 from backends.registry import PREFIX as PROBES
-from backends.s3_bucket import plain_http_host, read_object_lock, read_rules
+from backends.s3_control import plain_http_host, read_object_lock, read_rules
 from backends.wrapping import put_own
-from tiered.api.broker_place import find_places
-from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of
+from tiered.api.broker_place import TIMER_SIGNS, TimerPlace, find_places, timers_of
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.log.verify import is_known_key
 from tiered.packages import OURS, shared_with
