@@ -210,7 +210,7 @@ def mount_requests() -> Iterator[str]:
     """Every request that is not answered as one that a mount does not know; those answered alike share a row."""
     alike: dict[tuple[Treatment, str], list[str]] = {}
     for one in (one for one in REQUESTS if one.answer is not Treatment.UNSUPPORTED):
-        alike.setdefault((one.answer, one.note), []).append(f"{one.code} `{one.name}`")
+        alike.setdefault((one.answer, one.note), []).append(f"`{one.name}`")
     rows = ((", ".join(found), _answer(*said)) for said, found in alike.items())
     return _table("requests | answer", rows)
 
