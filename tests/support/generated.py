@@ -17,8 +17,7 @@ import click
 from backends.s3_wire import rows
 from tiered.cli.attach import RELOADED, AttachOptions
 from tiered.cli.frame import COMMON, HELP_OPTIONS, program
-from tiered.cli.options import Shape, settings_of
-from tiered.cli.rules import RULES
+from tiered.cli.options import RULES, Shape, settings_of
 from tiered.metrics import (
     FLEET_METRICS,
     METRICS,
