@@ -90,6 +90,12 @@ METRICS: tuple[Metric, ...] = (
         ("topic",),
     ),
     Metric(
+        "tiered_topic_rate_bytes",
+        _G,
+        "Bytes a second at which a rule's `rate` limits the topic; topics without a limit have no sample.",
+        ("topic",),
+    ),
+    Metric(
         "tiered_waiting_records",
         _G,
         "Pending records: not proven committed; checked again later.",
