@@ -50,16 +50,16 @@ class StatusOptions:
 
     url: str = argument()
     store: str | None = option(
-        "local store directory to compare with", kinds.DIR, default_text="none: lag unknown"
+        "local store to compare with", kinds.DIR, default_text="none: lag unknown"
     )
     topics: tuple[str, ...] = several(
-        "topics that attach tiers, as globs: others lag only by what is in the tier",
+        "topics that attach tiers; others show no lag beyond the tier",
         kinds.GLOBS,
         default_text="all",
     )
-    exclude: tuple[str, ...] = several("topics that attach does not tier, as globs", kinds.GLOBS)
+    exclude: tuple[str, ...] = several("topics that attach leaves out", kinds.GLOBS)
     brokers: tuple[str, ...] = several(
-        "only these brokers, as globs of BROKER or CLUSTER/BROKER",
+        "only these: BROKER or CLUSTER/BROKER",
         kinds.GLOBS,
         default_text="all",
         excludes="broker",
@@ -71,7 +71,7 @@ class StatusOptions:
 def run(call: Call, options: StatusOptions) -> int:
     """Shows how far each queue is tiered, and what is pending.
 
-    Several brokers have a line each, the worst first; select one with --cluster and --broker.
+    Several brokers have a line each, the worst first.
 
     Examples:
         tiered status file:///tmp/tier
@@ -285,9 +285,9 @@ class LsOptions:
     """What ``tiered ls`` can be told."""
 
     url: str = argument()
-    topic: str | None = maybe("only this topic [default: all]")
-    objects: bool = flag("list objects (bundles) and their sections", excludes="incarnations")
-    incarnations: bool = flag("list every incarnation of each queue: ended, truncated, present")
+    topic: str | None = maybe("only this topic")
+    objects: bool = flag("list bundles and their sections", excludes="incarnations")
+    incarnations: bool = flag("list ended, truncated and present incarnations")
 
 
 @command("ls", LsOptions)
@@ -443,7 +443,7 @@ class LeaseOptions(BrokersOptions):
     brokers_at_once: ClassVar = 8
     broker_columns: ClassVar = ("state", "host", "pid", "epoch", "is_broken")
 
-    break_: bool = flag("release the lease even if another writer holds it")
+    break_: bool = flag("free it even if another writer holds it")
 
 
 @command("lease", LeaseOptions)
