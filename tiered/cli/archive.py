@@ -120,7 +120,6 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
         "maximum commit log a run archives, oldest first, at least one segment",
         kinds.SIZE,
         name="max-bytes",
-        default_text="all",
     )
     max_runtime_ms: int | None = option(
         "begin no segment after this time",

@@ -114,7 +114,6 @@ class AttachOptions(ServingOptions):
     broker_addr: Address | None = option(
         "running broker to ask where its replicas may truncate the log",
         kinds.ADDRESS,
-        default_text="not asked",
     )
     max_upload_rate_bytes_s: int = option("bytes per second; 0: unlimited", kinds.SIZE, default=0)
     max_read_rate_bytes_s: int = option(

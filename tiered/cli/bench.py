@@ -215,9 +215,9 @@ class ReadOptions:
     """What ``tiered bench read`` can be told."""
 
     url: str = argument()
-    topic: str | None = option("only this topic", kinds.Kind("TOPIC", str), default_text="all")
-    queue: int | None = option("only this queue", kinds.NUMBER, default_text="all")
-    queues: int | None = option("only the first queues", kinds.COUNT, default_text="all")
+    topic: str | None = option("only this topic", kinds.Kind("TOPIC", str))
+    queue: int | None = option("only this queue", kinds.NUMBER)
+    queues: int | None = option("only the first queues", kinds.COUNT)
     pattern: str = option("what readers do", PATTERNS, default="sequential")
     groups: int = option("readers (sequential, groups)", kinds.COUNT, default=1)
     threads: int = option("threads that read (sequential, seeks)", kinds.COUNT, default=1)

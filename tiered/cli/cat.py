@@ -42,16 +42,14 @@ class CatOptions(SpanOptions):
 
     url: str = argument()
     topic: str = argument()
-    queue: int | None = option(
-        "only this queue", kinds.NUMBER, default_text="all, one after another"
-    )
-    offset: int | None = option("first queue offset", kinds.NUMBER, default_text="the first")
+    queue: int | None = option("only this queue", kinds.NUMBER)
+    offset: int | None = option("first queue offset", kinds.NUMBER)
     incarnation: str | None = option(
         "this incarnation of each queue, or all, oldest first, with truncated messages",
         kinds.Kind("N|all", kinds.incarnation),
         default_text="the present one",
     )
-    count: int | None = option("maximum messages in all", kinds.NUMBER, default_text="no limit")
+    count: int | None = option("maximum messages in all", kinds.NUMBER)
     tag: str | None = option(
         "only these tags: A||B",
         kinds.Kind("EXPR", str),
@@ -60,7 +58,6 @@ class CatOptions(SpanOptions):
     sql: str | None = option(
         "only messages that meet this SQL92 expression",
         kinds.Kind("EXPR", str),
-        default_text="all messages",
     )
     follow: bool = flag("continue with new messages", excludes="until")
     format: str = option(

@@ -83,7 +83,6 @@ class CompactOptions(PlanOptions, SparkOptions):
     max_lag_ms: int | None = option(
         "compact after this long, whatever the ratio",
         kinds.DURATION_MS,
-        default_text="no limit",
     )
     map_bytes: int = option(
         "memory for keys, 160 bytes each; more keys take further rounds",

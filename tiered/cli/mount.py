@@ -86,7 +86,6 @@ class MountOptions(ServingOptions):
     master_credentials: str | None = option(
         "file like conf/tools.yml with the replica's accessKey and secretKey, for a master with access control",
         kinds.FILE,
-        default_text="it does not sign",
         needs="replica-of-live",
     )
     take_over: bool = flag(
@@ -158,7 +157,6 @@ class MountOptions(ServingOptions):
     tls_cert: str | None = option(
         "PEM file with the server certificate; requires TLS",
         kinds.FILE,
-        default_text="no TLS",
     )
     tls_key: str | None = option(
         "PEM file with its unencrypted key",

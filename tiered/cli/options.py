@@ -34,7 +34,7 @@ import click
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
-from tiered.cli.values import format_duration, format_size
+from tiered.cli.values import format_duration, size_text
 from tiered.errors import InvalidError, nearest
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Setting:
         if default in {None, ()}:
             return ""
         if self.kind.metavar == "SIZE":
-            return format_size(cast("int", default))
+            return size_text(cast("int", default))
         if self.kind.metavar == "DURATION":
             in_ms = round(default * 1000) if isinstance(default, float) else cast("int", default)
             return format_duration(in_ms)
@@ -227,12 +227,10 @@ class SpanOptions:
     from_: Moment | None = option(
         "start each queue at the first message stored from this time on",
         kinds.TIME,
-        default_text="the first",
     )
     until: Moment | None = option(
         "end each queue before the first one stored from this time on",
         kinds.TIME,
-        default_text="the last",
     )
 
 

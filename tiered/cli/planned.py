@@ -58,7 +58,6 @@ class PlanOptions:
     apply: str | None = option(
         "carry out this plan; -: plan and apply",
         kinds.FILE,
-        default_text="nothing is changed",
     )
     exit_code: bool = flag("exit with code 1 if the plan has work")
     give_up_s: float = option(

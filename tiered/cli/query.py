@@ -32,12 +32,8 @@ class QueryOptions:
     url: str = argument("URL or folder of the tier, or of an archive")
     topic: str = argument()
     key: str = required("a key or unique id", kinds.Kind("KEY", str))
-    from_: Moment | None = option(
-        "only messages stored from this time on", kinds.TIME, default_text="the first"
-    )
-    until: Moment | None = option(
-        "only messages stored before this time", kinds.TIME, default_text="the last"
-    )
+    from_: Moment | None = option("only messages stored from this time on", kinds.TIME)
+    until: Moment | None = option("only messages stored before this time", kinds.TIME)
     count: int = option("maximum messages", kinds.COUNT, default=64)
     incarnations: bool = flag(
         "also search ended incarnations (an archive: always) and truncated messages"

@@ -37,7 +37,6 @@ class MetricsOptions:
     metrics_listen: Address | None = option(
         "serve metrics (/metrics) and health (/livez, /readyz, /healthz) here",
         kinds.ADDRESS,
-        default_text="not served",
     )
 
 

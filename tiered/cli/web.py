@@ -68,7 +68,7 @@ class WebOptions:
     store: str | None = option(
         "the broker's store directory", kinds.DIR, default_text="none: lag unknown"
     )
-    archive: str | None = option("the tier's archive, shown too", kinds.URL, default_text="none")
+    archive: str | None = option("the tier's archive, shown too", kinds.URL)
     refresh_s: float = option(
         "how often open pages are updated; two requests a broker",
         kinds.DURATION_S,
