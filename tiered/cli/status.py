@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
-    from tiered.cli.rules import TopicRules
+    from tiered.cli.options import TopicRules
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
 
@@ -51,16 +51,16 @@ class StatusOptions:
 
     url: str = argument()
     store: str | None = option(
-        "local store directory to compare with", kinds.DIR, default_text="none: lag unknown"
+        "local store to compare with", kinds.DIR, default_text="none: lag unknown"
     )
     topics: tuple[str, ...] = several(
-        "topics that attach tiers, as globs: others lag only by what is in the tier",
+        "topics that attach tiers; others show no lag beyond the tier",
         kinds.GLOBS,
         default_text="all",
     )
-    exclude: tuple[str, ...] = several("topics that attach does not tier, as globs", kinds.GLOBS)
+    exclude: tuple[str, ...] = several("topics that attach leaves out", kinds.GLOBS)
     brokers: tuple[str, ...] = several(
-        "only these brokers, as globs of BROKER or CLUSTER/BROKER",
+        "only these: BROKER or CLUSTER/BROKER",
         kinds.GLOBS,
         default_text="all",
         excludes="broker",
@@ -72,7 +72,7 @@ class StatusOptions:
 def run(call: Call, options: StatusOptions) -> int:
     """Shows how far each queue is tiered, and what is pending.
 
-    Several brokers have a line each, the worst first; select one with --cluster and --broker.
+    Several brokers have a line each, the worst first.
 
     Examples:
         tiered status file:///tmp/tier
@@ -309,9 +309,9 @@ class LsOptions:
     """What ``tiered ls`` can be told."""
 
     url: str = argument()
-    topic: str | None = maybe("only this topic [default: all]")
-    objects: bool = flag("list objects (bundles) and their sections", excludes="incarnations")
-    incarnations: bool = flag("list every incarnation of each queue: ended, truncated, present")
+    topic: str | None = maybe("only this topic")
+    objects: bool = flag("list bundles and their sections", excludes="incarnations")
+    incarnations: bool = flag("list ended, truncated and present incarnations")
 
 
 @command("ls", LsOptions)
@@ -467,7 +467,7 @@ class LeaseOptions(BrokersOptions):
     brokers_at_once: ClassVar = 8
     broker_columns: ClassVar = ("state", "host", "pid", "epoch", "is_broken")
 
-    break_: bool = flag("release the lease even if another writer holds it")
+    break_: bool = flag("free it even if another writer holds it")
 
 
 @command("lease", LeaseOptions)
