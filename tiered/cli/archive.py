@@ -11,21 +11,20 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import is_full, read_regular
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, flag, option, required, several
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.planned import (
     HOUR_MS,
     Document,
     FleetPlanOptions,
-    ending_code,
     get_plan,
     open_workplace,
-    show_result,
+    show_plan,
 )
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
@@ -630,15 +629,14 @@ def run_clean(call: Call, options: ArchiveOptions, at: JobContext, engine: Engin
     if options.apply and plan["deletions"]:
         expired = _expire_snapshots(call, options, at, engine, plan["grace_ms"])
         applied = apply_clean(at, log, plan)
-    document = {**plan, "applied": applied, **expired}
     rows = [
         {"key": key, "size_bytes": size, "since_ms": at_ms, "kind": kind}
         for key, size, at_ms, kind in plan["deletions"]
     ]
-    shown = {**document, "deletions": rows}
-    columns = ["key", "size_bytes", "since_ms", "kind"]
-    show_result(call, shown, rows="deletions", columns=columns, lines=_lines)
-    return ending_code(options, document, has_work=bool(plan["deletions"]))
+    shown = {**plan, "applied": applied, **expired, "deletions": rows}
+    return show_plan(
+        call, options, shown, ("deletions", ["key", "size_bytes", "since_ms", "kind"]), _lines
+    )
 
 
 def _expire_snapshots(
@@ -680,14 +678,11 @@ def _lines(document: Document) -> Iterator[str]:
         )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
-    applied = document["applied"]
-    if applied is not None:
+    if applied := document["applied"]:
         yield (
             f"deleted   {counted(applied['deleted'], 'file')}, {format_size(applied['deleted_bytes'])}"
             f" (already gone: {applied['already_gone']})"
         )
-    elif document["deletion_count"]:
-        yield "nothing is changed; --apply - does it"
 
 
 _REPAIRS = ["key", "what", "rows", "size_bytes"]
@@ -709,10 +704,10 @@ def run_repair(call: Call, options: ArchiveOptions, at: JobContext, engine: Engi
             progress.tell(f"making {counted(len(plan['repairs']), 'file')}")
             applied = apply_repair(at, log, plan, engine)
     document = {**plan, "applied": applied.document() if applied else None}
-    show_result(call, document, rows="repairs", columns=_REPAIRS, lines=_repair_lines)
-    if applied and applied.failed:
-        return NEEDS_A_PERSON
-    return ending_code(options, document, has_work=has_work)
+    code = show_plan(
+        call, options, document, ("repairs", _REPAIRS), _repair_lines, has_work=has_work
+    )
+    return NEEDS_A_PERSON if applied and applied.failed else code
 
 
 def _repair_lines(document: Document) -> Iterator[str]:
@@ -723,8 +718,7 @@ def _repair_lines(document: Document) -> Iterator[str]:
         yield f"derived   {key}: {what}; to be taken away, and made again by --key-index or `tiered compact --archive`"
     for refusal in document["refusals"][:_SHOWN]:
         yield f"lost      {refusal}"
-    applied = document["applied"]
-    if applied is not None:
+    if applied := document["applied"]:
         yield (
             f"made      {counted(applied['made'], 'file')}, {counted(applied['rows'], 'message')};"
             f" {counted(applied['deleted'], 'harmed file')} deleted"
@@ -733,8 +727,6 @@ def _repair_lines(document: Document) -> Iterator[str]:
             yield f"taken     {counted(applied['taken_away'], 'derived object or table', 'derived objects and tables')}"
         for one in applied["failed"][:_SHOWN]:
             yield f"failed    {one['key']}: {one['why']}"
-    elif document["repairs"] or document["remains"] or document["derived"]:
-        yield "nothing is changed; --apply - does it"
 
 
 def run_key_index(call: Call, at: JobContext, engine: Engine) -> int:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, option, required, several
-from tiered.cli.output import picked, show
-from tiered.cli.reload import hold_hangups, on_hangup
+from tiered.cli.options import argument, build, flag, option, required, settings_of, several
+from tiered.cli.output import show
 from tiered.cli.serve import (
     NICENESS_MAX,
     ServingOptions,
@@ -29,11 +29,11 @@ from tiered.cli.serve import (
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import Moment, counted, few, format_size, topic_filter, unmatched
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, TieredStoreError
 from tiered.metrics import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from tiered.addresses import Address
     from tiered.attach.decommission import Decommissioned
@@ -662,3 +662,87 @@ def exit_code(
         left_out = any(left["reason"] != SYSTEM_TOPIC for left in document["left_out"])
         needs = needs or left_out or any(document[name] for name in recorded)
     return NEEDS_A_PERSON if needs else DONE
+
+
+# --------------------------------------------------------------------------------------------------
+# SIGHUP to a command that was started with a configuration file: the file is read again, and what can change changes.
+#
+# What cannot change while the command runs is named on stderr and counts from its next start. A file that is broken
+# changes nothing, and that is said, too: the command goes on by its old settings. Without a file SIGHUP ends the
+# command, as ever.
+#
+# Threads: each signal is answered in a thread of its own, one after another.
+# --------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def on_hangup(
+    call: Call, options: T, changeable: Collection[str], apply: Callable[[Call, T], None]
+) -> Iterator[None]:
+    """Take new settings on SIGHUP while the block runs.
+
+    Args:
+        changeable: Fields of the options that can change.
+        apply: Goes on by others, and by the rules of the call that it is given. ``TieredStoreError``: it cannot.
+    """
+    if call.reread is None:
+        yield
+        return
+    one_at_a_time, present = threading.Lock(), [options]
+
+    def reload() -> None:
+        with one_at_a_time:
+            present[0] = _reload(call, present[0], changeable, apply)
+
+    before, call.watch.reload = call.watch.reload, reload
+    try:
+        yield
+    finally:
+        call.watch.reload = before
+
+
+def hold_hangups(call: Call) -> None:
+    """Let no SIGHUP end a command that will take new settings, but is not as far yet, or any more."""
+    if call.reread is not None:
+        text = "tiered: SIGHUP: not following just now, so nothing was read again"
+        call.watch.reload = lambda: call.say(text, level="warning")
+
+
+def _reload(
+    call: Call, options: T, changeable: Collection[str], apply: Callable[[Call, T], None]
+) -> T:
+    """Read the file and go on by it; the options that rule from now on."""
+    assert call.reread is not None
+    kind, shown = type(options), cast("Any", options)
+    settings = settings_of(kind, call.section)
+    fields = {one.name for one in dataclasses.fields(shown) if "argument" in one.metadata}
+    try:
+        chosen, rules = call.reread()
+        given = {name: getattr(options, name) for name in fields}
+        wanted = build(kind, settings, chosen, call.path, given)
+        differing = [
+            one for one in settings if getattr(options, one.field) != getattr(wanted, one.field)
+        ]
+        changed = {
+            one.field: getattr(wanted, one.field) for one in differing if one.field in changeable
+        }
+        new: T = dataclasses.replace(shown, **changed)
+        apply(dataclasses.replace(call, rules=rules), new)
+    except TieredStoreError as error:
+        call.say(f"tiered: SIGHUP: the old settings stay: {error}", level="error")
+        return options
+    names = ", ".join(one.key for one in differing if one.field in changed) or "none"
+    call.say(f"tiered: SIGHUP: the configuration file was read; settings that changed: {names}")
+    stay = [one.key for one in differing if one.field not in changed]
+    stay += [
+        key
+        for key, one in chosen.items()
+        if not one.setting.section and one.value != call.chosen[key].value
+    ]
+    for key in stay:
+        what = f"{key} cannot change while this runs, and counts from the next start"
+        call.say(f"tiered: SIGHUP: {what}", level="warning")
+    return new

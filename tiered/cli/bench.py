@@ -265,8 +265,7 @@ def measure_read(call: Call, options: ReadOptions) -> int:
 
 def read_bench(options: ReadOptions) -> ReadBench:
     """What the options say."""
-    from tiered.bench.patterns import ReadLoad, Slowness
-    from tiered.bench.read import ReadBench
+    from tiered.bench.read import ReadBench, ReadLoad, Slowness
 
     slowness = taken(Slowness, options, mib_per_s=options.bandwidth or None)
     return taken(ReadBench, options, load=taken(ReadLoad, options), slowness=slowness)

@@ -6,19 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
 from tiered.cli.frame import command
 from tiered.cli.options import flag, option, several
-from tiered.cli.output import picked
 from tiered.cli.planned import (
     Document,
     PlanOptions,
     broker_topics,
-    ending_code,
+    done_now,
     open_workplace,
-    show_result,
+    show_plan,
     typed_plan,
 )
 from tiered.cli.values import counted, format_count, format_size
@@ -38,6 +37,7 @@ _COLUMNS = [
     *("topic", "queue_id", "start", "dirty_from", "end"),
     *("messages", "gone_messages", "keys", "gone_bytes"),
 ]
+_LATEST_COLUMNS = ["topic", "has_work", "files", "rows", "latest_rows"]
 MIB = 1 << 20
 SPARK_BUNDLES = 256
 """So many are made before they are named: tasks of Spark make them side by side."""
@@ -133,9 +133,9 @@ def run(call: Call, options: CompactOptions) -> int:
         if options.apply and plan.steps:
             applied = compactor.apply(plan)
     document = {**plan.document(), "applied": applied}
-    show_result(call, document, rows="steps", columns=_COLUMNS, lines=_lines)
+    code = show_plan(call, options, document, (plan.ROWS, _COLUMNS), _lines)
     _require_sound(plan, at.store.url)
-    return ending_code(options, document, has_work=bool(plan.steps))
+    return code
 
 
 def _require_sound(plan: CompactPlan, url: str) -> None:
@@ -181,15 +181,14 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
         "topics": rows,
         "applied": True if options.apply else None,
     }
-    has_work = any(row["has_work"] for row in rows)
-    show_result(
+    return show_plan(
         call,
+        options,
         document,
-        rows="topics",
-        columns=["topic", "has_work", "files", "rows", "latest_rows"],
-        lines=_latest_lines,
+        ("topics", _LATEST_COLUMNS),
+        _latest_lines,
+        has_work=any(row["has_work"] for row in rows),
     )
-    return ending_code(options, document, has_work=has_work)
 
 
 def _latest_lines(document: Document) -> Iterator[str]:
@@ -200,8 +199,6 @@ def _latest_lines(document: Document) -> Iterator[str]:
         yield f"latest    {row['topic']}: {what}; {counted(row['files'], 'file')} of the history looked at"
         for key in row["latest_files"]:
             yield f"file      {key}"
-    if not document["applied"]:
-        yield "nothing is changed; --apply - does it"
 
 
 def _engine(call: Call, options: CompactOptions, at: Workplace) -> Engine | None:
@@ -215,8 +212,7 @@ def _engine(call: Call, options: CompactOptions, at: Workplace) -> Engine | None
 
 def settings_of(options: CompactOptions) -> CompactSettings:
     """What the options come to."""
-    from tiered.compaction.passes import NEVER_MS, PassSettings
-    from tiered.compaction.retention import POLICIES
+    from tiered.compaction.passes import NEVER_MS, POLICIES, PassSettings
     from tiered.upkeep.compact import CompactSettings
 
     retention = POLICIES[options.policy]
@@ -317,14 +313,9 @@ def _lines(document: Document) -> Iterator[str]:
         )
     for row in document["left"]:
         yield f"stays     {row['topic']}/{row['queue_id']}: {row['due']} ({row['dirty_ratio']:.0%} is new)"
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"done      {counted(applied['steps'], 'queue')} (done before: {applied['already_done']}),"
             f" {counted(applied['bundles'], 'object')} written, {format_size(applied['stored_bytes'])};"
             " `tiered gc` deletes the old ones after its grace"
         )
-    elif document["steps"]:
-        yield "nothing is changed; --apply - does it"

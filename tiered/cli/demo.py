@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import is_vacant
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import option
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.values import counted, format_size
 from tiered.errors import InvalidError
 from tiered.model import TimestampMs

@@ -7,13 +7,13 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.addresses import Address, Addresses, addresses
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, several, taken
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.serve import ServingOptions, announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, topic_filter, unmatched

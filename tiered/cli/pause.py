@@ -53,7 +53,7 @@ def resume(call: Call, options: PauseOptions) -> int:
 
 
 def _set(call: Call, options: PauseOptions, *, is_paused: bool) -> int:
-    from tiered.upkeep.pause import set_paused
+    from tiered.upkeep.workplace import set_paused
 
     at = open_workplace(call, options.url, give_up_s=GIVE_UP_S)
     done = set_paused(at, options.topic, is_paused=is_paused)

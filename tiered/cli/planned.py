@@ -10,6 +10,7 @@ import contextlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from backends.lazy_dataclass import dataclass
@@ -138,26 +139,49 @@ def require_within(limit: int, count: int) -> None:
         )
 
 
-def show_result(
+def show_plan(
     call: Call,
+    options: PlanOptions,
     document: Document,
-    *,
-    rows: str,
-    columns: Sequence[str],
+    table: tuple[str, Sequence[str]],
     lines: Callable[[Document], Iterable[str]],
-) -> None:
-    """Print plan and outcome in the form that was asked for."""
+    *,
+    has_work: bool | None = None,
+) -> int:
+    """Print a plan and what came of it (``applied``, ``erased``), in the form that was asked for; the exit code.
+
+    Args:
+        table: What the plan's steps are called in the document, and their columns.
+        lines: What else there is to say of it, to people.
+        has_work: Carrying it out changes something; None: when it has steps.
+    """
+    applied, rows = document["applied"], document[table[0]]
+    was_erased = document.get("erased") or document.get("old_versions", {}).get("was_deleted")
+    is_open = applied is None and not was_erased
+    is_due = is_open and bool(rows if has_work is None else has_work)
 
     def for_people() -> Iterator[str | Table]:
         yield f"{document['cluster']}/{document['broker']}"
         yield from (f"  {line}" for line in lines(document))
-        if document["applied"] is None and document.get("erased") is None and document[rows]:
+        if applied and applied.get("was_applied"):
+            yield "  result    this plan was applied before"
+        if is_due:
+            yield "  nothing is changed; --apply - does it"
+        if is_open and rows:
             yield ""
-            yield Table(document[rows], columns)
+            yield Table(rows, table[1])
 
-    show(call, document, rows=document[rows], columns=columns, lines=for_people())
+    show(call, document, rows=rows, columns=table[1], lines=for_people())
     if call.form in {"jsonl", "csv"}:
         _say_what_rows_do_not(call, document)
+    waits = document.get("refusals") or (is_due and options.exit_code)
+    return NEEDS_A_PERSON if waits else DONE
+
+
+def done_now(document: Document) -> Document | None:
+    """What was carried out; None: nothing, now or ever, or all of it before."""
+    applied: Document | None = document["applied"]
+    return None if applied is None or applied.get("was_applied") else applied
 
 
 def _say_what_rows_do_not(call: Call, document: Document) -> None:
@@ -169,14 +193,6 @@ def _say_what_rows_do_not(call: Call, document: Document) -> None:
     said += [f"damaged: {one['queue']}: {one['reason']}" for one in damaged]
     for line in said:
         call.say(f"tiered: {line}", level="warning")
-
-
-def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> int:
-    """The exit code."""
-    if document.get("refusals"):
-        return NEEDS_A_PERSON
-    planned_only = document["applied"] is None and document.get("erased") is None
-    return NEEDS_A_PERSON if planned_only and has_work and options.exit_code else DONE
 
 
 TIMERS_TEXT = "timers instead of topics"
@@ -229,7 +245,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
         tiered gc file:///tmp/tier --erase --apply -
     """
     from tiered.journal.ahead import JournalBytes
-    from tiered.upkeep.gc import GcPlan, apply_gc, plan_gc
+    from tiered.upkeep.gc import GcPlan, apply_erasure, apply_gc, plan_gc
 
     limit = options.max_deletions
     applied = erased = None
@@ -239,11 +255,8 @@ def run_gc(call: Call, options: GcOptions) -> int:
         ThreadPoolExecutor(GC_THREADS, "tiered-gc") as executor,
     ):
 
-        def told(count: int, total: int) -> None:
-            progress.tell(f"{count} of {total} objects deleted", count, total)
-
-        def told_erased(count: int, total: int) -> None:
-            progress.tell(f"{count} of {total} objects rewritten", count, total)
+        def told(what: str, count: int, total: int) -> None:
+            progress.tell(f"{count} of {total} objects {what}", count, total)
 
         journal = JournalBytes(executor)
         what = "gc --timers" if options.timers else "gc"
@@ -267,21 +280,17 @@ def run_gc(call: Call, options: GcOptions) -> int:
         if options.apply:
             require_within(limit, len(plan.steps))
         if options.apply and plan.erasures:
-            from tiered.upkeep.erase import apply_erasure
-
-            erased = apply_erasure(at, plan, told=told_erased)
+            erased = apply_erasure(at, plan, told=partial(told, "rewritten"))
         if options.apply and plan.steps:
-            applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
+            deleted = partial(told, "deleted")
+            applied = apply_gc(at, plan, executor=executor, journal=journal, told=deleted)
         if erases_now:
             old = versions_kept(call, at, options.url, looks=True, deletes=True)
     document = {**plan.document(), "erased": erased, "applied": applied, "old_versions": old}
     has_work = bool(plan.steps or plan.erasures or old["versions"])
-    show_result(
-        call, document, rows="deletions", columns=["kind", "size_bytes", "key"], lines=_gc_lines
-    )
-    if erased is not None and erased["stays"]:
-        return NEEDS_A_PERSON
-    return ending_code(options, document, has_work=has_work)
+    columns = ["kind", "size_bytes", "key"]
+    code = show_plan(call, options, document, (plan.ROWS, columns), _gc_lines, has_work=has_work)
+    return NEEDS_A_PERSON if erased is not None and erased["stays"] else code
 
 
 def versions_kept(
@@ -297,7 +306,7 @@ def versions_kept(
     """
     from backends.errors import BackendError, ConfigurationError
     from backends.s3_bucket import open_versions
-    from tiered.upkeep.old_versions import OldVersions, look_for_versions
+    from tiered.upkeep.gc import OldVersions, look_for_versions
 
     try:
         bucket = open_versions(url, call.s3_options())
@@ -363,10 +372,7 @@ def _gc_lines(document: Document) -> Iterator[str]:
     for refusal in document["refusals"]:
         yield f"refused   {refusal}"
     yield from _erasure_lines(document)
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before: all of its objects are gone"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"deleted   {counted(applied['deleted'], 'object')},"
             f" {format_size(applied['deleted_bytes'])}"
@@ -374,10 +380,6 @@ def _gc_lines(document: Document) -> Iterator[str]:
             f" {applied['left_young']})"
         )
     yield from version_lines(document)
-    old = document["old_versions"]
-    is_done = applied is not None or document["erased"] is not None or old["was_deleted"]
-    if not is_done and (count or document["erasures"] or old["versions"]):
-        yield "nothing is changed; --apply - does it"
 
 
 def _erasure_lines(document: Document) -> Iterator[str]:
@@ -560,7 +562,9 @@ def run_delete(call: Call, options: DeleteTopicOptions) -> int:
 
 def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
     """What the options say of a topic: its time to live in milliseconds, or None."""
-    rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
+    rules, default = options.topic_ttl, options.ttl_ms
+    reserve_hours = broker_topics(options.store).reserve_hours if options.store else {}
+    reserved = {topic: hours * HOUR_MS for topic, hours in reserve_hours.items()}
     in_file = any("ttl" in said for _, said in call.rules.rows)
     if default is None and not (rules or options.store or in_file) and options.apply in {None, "-"}:
         raise InvalidError(
@@ -577,16 +581,6 @@ def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | N
         return next((rule.duration_ms for rule in rules if fnmatchcase(topic, rule.glob)), chosen)
 
     return ttl_ms
-
-
-def _reserved_ms(directory: str | None) -> dict[str, int]:
-    """What the broker's topics say of themselves (``reserve.time``), by topic, milliseconds.
-
-    Raises:
-        InvalidError: The broker's table of topics cannot be read, so nobody knows how long they are to be kept.
-    """
-    hours_of = broker_topics(directory).reserve_hours if directory else {}
-    return {topic: hours * HOUR_MS for topic, hours in hours_of.items()}
 
 
 def broker_topics(directory: str) -> Topics:
@@ -630,8 +624,7 @@ def _give_up(
         applied = apply_steps(at, plan, proof)
     old = versions_kept(call, at, options.url)
     document = {**plan.document(), "applied": applied, "old_versions": old}
-    show_result(call, document, rows="steps", columns=_GIVEN_UP_COLUMNS, lines=_given_up_lines)
-    return ending_code(options, document, has_work=bool(plan.steps))
+    return show_plan(call, options, document, (plan.ROWS, _GIVEN_UP_COLUMNS), _given_up_lines)
 
 
 def _given_up_lines(document: Document) -> Iterator[str]:
@@ -656,18 +649,13 @@ def _given_up_lines(document: Document) -> Iterator[str]:
         )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before: all of its queues have given up what it says"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"done      {applied['steps']} queues (done before: {applied['already_done']});"
             " `tiered gc` deletes the objects after its grace"
         )
         gc = "gc --timers" if document["what"].endswith("--timers") else "gc"
         yield f"bytes     where an object holds other messages as well they stay until `tiered {gc} --erase` rewrites it"
-    elif document["steps"]:
-        yield "nothing is changed; --apply - does it"
     if document["steps"]:
         yield from version_lines(document)
 
@@ -718,8 +706,7 @@ def run_truncate(call: Call, options: TruncateOptions) -> int:
     if options.apply and plan.steps:
         applied = apply_truncate(at, plan)
     document = {**plan.document(), "applied": applied}
-    show_result(call, document, rows="steps", columns=_TAKEN_COLUMNS, lines=_truncate_lines)
-    return ending_code(options, document, has_work=bool(plan.steps))
+    return show_plan(call, options, document, (plan.ROWS, _TAKEN_COLUMNS), _truncate_lines)
 
 
 def _asked(call: Call, options: TruncateOptions) -> tuple[MessageQueue, int] | None:
@@ -755,10 +742,5 @@ def _truncate_lines(document: Document) -> Iterator[str]:
     )
     if step["messages"]:
         yield "look out  there are real messages among them: attach tiers them again only if the store still has them"
-    applied = document["applied"]
-    if applied is None:
-        yield "nothing is changed; --apply - does it"
-    elif applied["was_applied"]:
-        yield "result    this plan was applied before"
-    else:
+    if done_now(document):
         yield f"done      `tiered attach` goes on at {step['to']}; `cat --incarnation all` still prints what was truncated"

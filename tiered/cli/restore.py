@@ -6,7 +6,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
@@ -19,7 +19,7 @@ from tiered.cli.options import (
     required,
     several,
 )
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_size, span_text, topic_filter

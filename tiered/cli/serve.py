@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from backends.lazy_dataclass import dataclass
-from tiered.addresses import Address, listening
+from tiered.addresses import Address, Servers
 from tiered.cli import kinds
 from tiered.cli.options import flag, option
 from tiered.errors import TieredStoreError
@@ -198,7 +199,7 @@ def metrics_served(
 _REQUEST_S = 10.0
 
 
-class MetricsServer:
+class MetricsServer(Servers):
     """One address with ``/metrics`` and pages of health."""
 
     def __init__(
@@ -216,32 +217,10 @@ class MetricsServer:
         from http.server import HTTPServer
 
         handler = _handler(metrics, pages)
-        self._servers: list[HTTPServer] = []
-        for listener in listening(address, "--metrics-listen"):
-            server = HTTPServer(listener.getsockname(), handler, bind_and_activate=False)
-            server.socket.close()
-            server.socket = listener
-            self._servers.append(server)
-        self.port = int(self._servers[0].socket.getsockname()[1])  # that is listened at
-        # Daemons: a scraper that hangs must not keep the process from ending.
-        self._threads = [
-            threading.Thread(
-                target=server.serve_forever, args=(0.1,), name="tiered-metrics", daemon=True
-            )
-            for server in self._servers
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        """Stop serving."""
-        # The threads end before the sockets are closed under them.
-        for server in self._servers:
-            server.shutdown()
-        for thread in self._threads:
-            thread.join()
-        for server in self._servers:
-            server.server_close()
+        super().__init__(
+            *(address, "--metrics-listen", "tiered-metrics"),
+            partial(HTTPServer, RequestHandlerClass=handler, bind_and_activate=False),
+        )
 
 
 def _handler(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE
 from tiered.cli.frame import command
 from tiered.cli.options import BrokersOptions, argument, flag, maybe, option, several
-from tiered.cli.output import Output, Row, Table, picked, show
+from tiered.cli.output import Output, Row, Table, show
 from tiered.cli.values import broker_filter, counted, format_size, format_time, topic_filter
 from tiered.errors import InvalidError, no_topic
 

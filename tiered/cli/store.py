@@ -8,12 +8,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group
 from tiered.cli.options import StoreFileOptions, argument, flag, maybe, option, required, several
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.signals import at_end
 from tiered.cli.values import counted
 from tiered.errors import InvalidError

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import is_vacant
 from tiered.addresses import Address, addresses
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group
 from tiered.cli.options import argument, flag, option, required
-from tiered.cli.output import Output, Row, Table, picked, show
+from tiered.cli.output import Output, Row, Table, show
 from tiered.cli.serve import MetricsOptions, announce_lease, metrics_served
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, few, format_duration, format_size, format_time, parse_time

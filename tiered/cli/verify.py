@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import BrokersOptions, flag, option
-from tiered.cli.output import Table, picked, show
+from tiered.cli.output import Table, show
 from tiered.cli.planned import (
     TIMERS_TEXT,
     Document,
     PlanOptions,
-    ending_code,
+    done_now,
     open_workplace,
     plan_or_file,
-    show_result,
+    show_plan,
     typed_plan,
 )
 from tiered.cli.values import counted, format_count, format_size
@@ -160,8 +160,7 @@ def _repairer(
     *,
     timers: bool,
 ) -> Repairer:
-    from tiered.upkeep.repair import Repairer
-    from tiered.upkeep.timer_originals import TimerOriginals
+    from tiered.upkeep.repair import Repairer, TimerOriginals
     from tiered.upkeep.workplace import Workplace
 
     originals = None
@@ -422,8 +421,14 @@ def run_index(call: Call, options: RebuildOptions) -> int:
         if options.apply and plan.has_work:
             applied = apply_rebuild_index(at, plan, items_max=1 << 20, told=told)
     document = {**plan.document(), "applied": applied}
-    show_result(call, document, rows="drop", columns=["key", "reason"], lines=_index_lines)
-    code = ending_code(options, document, has_work=plan.has_work)
+    code = show_plan(
+        call,
+        options,
+        document,
+        (plan.ROWS, ["key", "reason"]),
+        _index_lines,
+        has_work=plan.has_work,
+    )
     return NEEDS_A_PERSON if applied and applied["damaged"] else code
 
 
@@ -433,17 +438,12 @@ def _index_lines(document: Document) -> Iterator[str]:
         f" {format_size(document['size_bytes'])}"
     )
     yield f"missing   {counted(document['unindexed_messages'], 'message is', 'messages are')} not indexed"
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before: nothing was left to do"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"done      {counted(applied['items'], 'key')} in {counted(applied['objects'], 'new object')};"
             f" {counted(applied['unindexed_messages'], 'message is', 'messages are')} left"
         )
         for one in applied["damaged"]:
             yield f"damaged   {one['queue']}: {one['reason']}"
-    elif document["drop"] or document["unindexed_messages"]:
-        yield "nothing is changed; --apply - does it"
-    else:
+    elif not (document["drop"] or document["unindexed_messages"]):
         yield "result    the index is whole"

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from tiered.api.stores import OpenStore
     from tiered.cli.call import Call
     from tiered.upkeep.doctor import Check
-    from tiered.web.archive_state import ArchiveWatch
     from tiered.web.pages import PageSources
     from tiered.web.server import Admission
+    from tiered.web.watch import ArchiveWatch
 
 GIVE_UP_S = 8.0
 """How long a request to the store is tried: somebody waits for the page."""
@@ -218,7 +218,7 @@ def _s3_options(call: Call) -> S3Options:
 def _archive(call: Call, options: WebOptions) -> ArchiveWatch | None:
     if options.archive is None:
         return None
-    from tiered.web.archive_state import ArchiveWatch
+    from tiered.web.watch import ArchiveWatch
 
     return ArchiveWatch(_opened(call, options.archive), call.clock)
 

@@ -36,10 +36,9 @@ from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
 from tiered.archive.bodies import BodyLayout
-from tiered.archive.checked_ranges import ObjectFile
+from tiered.archive.checked_ranges import ObjectFile, find_damage, prove_files, reading
 from tiered.archive.columns import every_schema, topic_schema
 from tiered.archive.columns import schema as archive_schema
-from tiered.archive.damage import find_damage, prove_files, reading
 from tiered.archive.duck import (
     LATEST,
     is_named,

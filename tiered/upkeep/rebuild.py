@@ -39,7 +39,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered import keys
 from tiered.api.broker_place import require_conditional_writes
 from tiered.errors import (
@@ -108,7 +108,6 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action, Entry
     from tiered.log.parts import Incarnation, IndexObject, LineageFacts, SectionRange, TierState
     from tiered.log.rebuilt_state import IncarnationKey
-    from tiered.log.salvage import Salvaged
     from tiered.model import QueueOffset
     from tiered.upkeep.workplace import Workplace
 
@@ -328,7 +327,10 @@ def _with_lineage(store: ObjectStore, prefix: str, known: TierState, state: Tier
         for one in incarnations:
             told, low = _told_before(known.queues.get(queue, ()), incarnations, one)
             reader = QueueReader.of_incarnation(store, prefix, queue, one)
-            batches = reader.past_damage(low, one.commit_offset, _pass, damage=DAMAGED_OR_GONE)
+            # What is damaged tells nothing; ``verify`` says what it is.
+            batches = reader.past_damage(
+                low, one.commit_offset, lambda _lost: None, damage=DAMAGED_OR_GONE
+            )
             records = (batch.records for batch in batches if batch.records.sizes.any())
             first = None if state.store.get("kind") == ROCKETMQ else next(records, None)
             if first is not None and first.kind is RecordKind.ROCKETMQ:
@@ -356,10 +358,6 @@ def _told_before(
     if is_cut or before.commit_offset > one.commit_offset or not before.lineage.is_sure:
         return moved(before.lineage, one.min_offset), one.min_offset
     return before.lineage, before.commit_offset
-
-
-def _pass(_lost: Salvaged) -> None:
-    """What is damaged tells nothing; ``verify`` says what it is."""
 
 
 def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierState], str]:
@@ -516,8 +514,7 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
     return {
         "format": 1,
         "url": url,
-        "cluster": place.cluster,
-        "broker": place.broker,
+        **picked(place, "cluster", "broker"),
         "is_needed": bool(plan.damage),
         "is_applied": False,
         "was_applied": False,
