@@ -89,6 +89,12 @@ METRICS: tuple[Metric, ...] = (
         ("topic",),
     ),
     Metric(
+        "tiered_topic_rate_bytes",
+        _G,
+        "Bytes per second to which a rule's `rate` limits the topic.",
+        ("topic",),
+    ),
+    Metric(
         "tiered_waiting_records",
         _G,
         "Pending records: not proven committed.",

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from backends.s3_answers import rows
+from backends.s3_wire import rows
 from tiered.cli.attach import RELOADED, AttachOptions
 from tiered.cli.frame import COMMON, HELP_OPTIONS, program
-from tiered.cli.options import Shape, settings_of
-from tiered.cli.rules import RULES
+from tiered.cli.options import RULES, Shape, settings_of
 from tiered.metrics import (
     FLEET_METRICS,
     METRICS,
@@ -206,7 +205,7 @@ def mount_requests() -> Iterator[str]:
     """Every request that is not answered as one that a mount does not know; those answered alike share a row."""
     alike: dict[tuple[Treatment, str], list[str]] = {}
     for one in (one for one in REQUESTS if one.answer is not Treatment.UNSUPPORTED):
-        alike.setdefault((one.answer, one.note), []).append(f"{one.code} `{one.name}`")
+        alike.setdefault((one.answer, one.note), []).append(f"`{one.name}`")
     rows = ((", ".join(found), _answer(*said)) for said, found in alike.items())
     return _table("requests | answer", rows)
 

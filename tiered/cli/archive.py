@@ -391,8 +391,8 @@ def _needs_a_person(result: Result) -> bool:
 
 def _seal(call: Call, options: ArchiveOptions) -> int:
     """Seal what is open, unless a writer is at work, whose business it is."""
-    from tiered.archive.sealing import seal_open
     from tiered.errors import FencedError
+    from tiered.upkeep.expire import seal_open
 
     try:
         workplace = open_workplace(call, options.url, give_up_s=options.give_up_s)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from tiered.addresses import Address
+    from tiered.api.broker_place import Place
     from tiered.attach.decommission import Decommissioned
     from tiered.attach.settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
@@ -509,7 +510,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "ahead_queues": attachment.dispatcher.continuity.lagging,
         "sealed_segments": attachment.sealed if options.seals else None,
         "timers": follower and {**asdict(follower.total), "error": follower.error},
-        "decommission": ending.handover and decommissioned(ending.handover),
+        "decommission": ending.handover and decommissioned(ending.handover, attachment.place),
         "unmatched_topics": list(ending.unmatched),
         "paused_topics": sorted(attachment.paused_topics),
         **picked(report, "torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
@@ -518,14 +519,21 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
     }
 
 
-def decommissioned(handover: Decommissioned) -> dict[str, Any]:
+def decommissioned(handover: Decommissioned, place: Place) -> dict[str, Any]:
     """The member ``decommission`` of the document."""
+    from tiered.local.catalog import reason_left_out
+
     metadata = handover.near.metadata
+    own = [
+        reason_left_out(topic, cluster=place.cluster, broker=place.broker)
+        for topic in metadata.topics
+    ]
     pending = [*handover.obstacles, *(handover.near.pending if handover.key else ())]
     return {
         "is_decommissioned": bool(handover.key),
         "key": handover.key,
-        "topics": len(metadata.topics),
+        "topics": own.count(None),
+        "system_topics": len(own) - own.count(None),
         "groups": len(metadata.groups),
         "consumer_offsets": sum(map(len, metadata.offsets.values())),
         "retries": handover.near.retries,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.frame import group
 from tiered.cli.options import argument, maybe, option, required, taken
@@ -120,21 +120,15 @@ def make_store_of(call: Call, options: MakeStoreOptions) -> int:
     directory = options.directory
     made = make_store(
         directory,
-        topics=options.topics,
-        queues=options.queues,
-        messages=options.messages,
-        body_bytes=options.body_bytes,
+        **picked(options, "topics", "queues", "messages", "body_bytes", "seed"),
         commitlog_file_bytes=options.file_size_bytes,
-        seed=options.seed,
         clock=call.clock,
     )
     document = {
         "format": 1,
         "store": directory,
-        "messages": made.messages,
         "size_bytes": made.record_bytes,
-        "topics": made.topics,
-        "queues": made.queues,
+        **picked(made, "messages", "topics", "queues"),
     }
     show_measured(call, [document])
     return 0
@@ -169,7 +163,7 @@ def measure_store(call: Call, options: EmbeddedOptions) -> int:
         tiered bench store
         tiered bench store /data --messages 4000000 --json
     """
-    from tiered.bench.store_append import StoreBench, bench_store
+    from tiered.bench.dispatch import StoreBench, bench_store
 
     bench = taken(StoreBench, options)
     where = options.directory

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
-from tiered.cli.options import Setting, Shape, custom, flag, option, several
-from tiered.cli.rules import TopicRules
+from tiered.cli.options import Setting, Shape, TopicRules, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
 from tiered.cli.values import Moment, is_glob, unmatched
 from tiered.clock import Clock, SystemClock

@@ -226,7 +226,7 @@ def _print_incarnations(
     tier: OpenTier, printer: Printer, topic: str, number: int | None, which: str
 ) -> None:
     """Each incarnation that is meant, the oldest of a queue first; of a number the last is what was not truncated."""
-    from tiered.log.truncation import is_tail
+    from tiered.log.state import is_tail
 
     found = False
     for queue in tier.queues(topic):

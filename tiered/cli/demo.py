@@ -101,8 +101,13 @@ def run(call: Call, options: DemoOptions) -> int:
         "timers": timers,
         "is_well": is_well(made, tiered, read, verified) and timers["is_well"],
     }
+    return tell(call, folder, document, story(document))
+
+
+def tell(call: Call, folder: Path, document: dict[str, Any], lines: list[str]) -> int:
+    """Tell what was done, and remember what is there."""
     (folder / MARK).write_text(fingerprint(folder))
-    show(call, document, lines=story(document))
+    show(call, document, lines=lines)
     return DONE if document["is_well"] else NEEDS_A_PERSON
 
 
@@ -128,9 +133,7 @@ def run_kafka(call: Call, folder: Path) -> int:
         "is_well": bool(tiered["is_complete"] and verified["is_clean"])
         and read["read_uncommitted"] > read["read_committed"] > 0,
     }
-    (folder / MARK).write_text(fingerprint(folder))
-    show(call, document, lines=kafka_story(document))
-    return DONE if document["is_well"] else NEEDS_A_PERSON
+    return tell(call, folder, document, kafka_story(document))
 
 
 def count_records(call: Call, url: str, isolation: str) -> int:

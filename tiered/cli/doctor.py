@@ -91,7 +91,7 @@ def run_policy(call: Call, options: PolicyOptions) -> int:
         tiered policy archiver s3://bucket/prefix --archive s3://other-bucket/parquet
     """
     from tiered.errors import InvalidError
-    from tiered.upkeep.policies import ROLES, Grounds, policy
+    from tiered.upkeep.doctor import ROLES, Grounds, policy
 
     role = options.role
     if role not in ROLES:

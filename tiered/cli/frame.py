@@ -20,14 +20,15 @@ from tiered.cli.options import (
     BrokersOptions,
     Setting,
     Shape,
+    TopicRules,
     arguments_of,
     build,
     misspelled,
     read_file,
+    read_rules,
     resolve,
     settings_of,
 )
-from tiered.cli.rules import TopicRules, read_rules
 from tiered.errors import nearest
 
 if TYPE_CHECKING:

@@ -362,7 +362,7 @@ def tls_context(options: MountOptions) -> ssl.SSLContext | None:
 
 
 def tell(call: Call, options: MountOptions, mount: Mount) -> None:
-    """Say what is served."""
+    """Say what is served. Name servers that were told of it stand in the log by themselves."""
     place = mount.store.opened.place
     queues = list(mount.store.tiered_queues())
     topics = {queue.topic for queue in queues}
@@ -391,11 +391,6 @@ def tell(call: Call, options: MountOptions, mount: Mount) -> None:
     if mount.adopted:
         call.say(
             f"tiered: groups continue in {counted(mount.adopted, 'queue')} by --consumer-offsets"
-        )
-    for server in mount.names.servers if mount.names is not None else []:
-        call.say(
-            f"tiered: name server {server.address}: {server.error or 'registered'}",
-            level="warning" if server.error else "info",
         )
 
 

@@ -83,8 +83,7 @@ def open_workplace(
         signs: See ``find_places``; None: the usual ones.
         timers: Its timers, which lie apart, are meant.
     """
-    from tiered.api.broker_place import SIGNS, choose_place
-    from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
+    from tiered.api.broker_place import SIGNS, TIMER_ANY_SIGN, choose_place, choose_timers
     from tiered.upkeep.workplace import Workplace
 
     meter, store = call.both(url, give_up_s=give_up_s)
@@ -244,7 +243,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
         tiered gc s3://bucket/prefix
         tiered gc file:///tmp/tier --erase --apply -
     """
-    from tiered.journal.ahead import JournalBytes
+    from tiered.journal.replay import JournalBytes
     from tiered.upkeep.gc import GcPlan, apply_erasure, apply_gc, plan_gc
 
     limit = options.max_deletions
@@ -305,7 +304,7 @@ def versions_kept(
         BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
     """
     from backends.errors import BackendError, ConfigurationError
-    from backends.s3_bucket import open_versions
+    from backends.s3_control import open_versions
     from tiered.upkeep.gc import OldVersions, look_for_versions
 
     try:

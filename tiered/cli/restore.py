@@ -218,8 +218,7 @@ def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
 
 def sampled_seconds(call: Call, tier: OpenTier, plan: RestorePlan) -> float:
     """About how long it would take, by reading the beginnings of the largest queues side by side."""
-    from tiered.api.reading import Span
-    from tiered.api.sound import read_sound
+    from tiered.api.reading import Span, read_sound
 
     largest = sorted(plan.spans, key=lambda span: span.start - span.stop)[:SAMPLE_QUEUES]
     each = plan.messages * SAMPLE_BYTES // max(plan.record_bytes, 1) // len(largest) + 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
+    from tiered.cli.options import TopicRules
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
 
@@ -111,6 +112,8 @@ def _show(call: Call, options: StatusOptions, store: ObjectStore) -> int:
             told=lambda count, total: progress.tell(f"{count} of {total} brokers", count, total),
         )
     document = status_document(store.url, facts, unread, now_ms)
+    for broker in document["brokers"]:
+        broker["limited"] = _limited(call.rules, broker)
     rows = [
         {"cluster": broker["cluster"], "broker": broker["broker"], **queue}
         for broker in document["brokers"]
@@ -123,6 +126,20 @@ def _show(call: Call, options: StatusOptions, store: ObjectStore) -> int:
             name = f"{one['cluster']}/{one['broker']}"
             call.say(f"tiered: {name}: {one['state']}: {one['reason']}", level="error")
     return max((one["exit_code"] for one in document["unread"]), default=0)
+
+
+def _limited(rules: TopicRules, broker: dict[str, Any]) -> list[dict[str, Any]]:
+    """Topics that a ``rate`` limits, by the configuration file of this call: what ``attach`` reads, if it has the same."""
+    return [
+        {
+            "topic": topic["topic"],
+            "rate_bytes": rate,
+            "by": rules.source,
+            "lag_messages": topic["lag_messages"],
+        }
+        for topic in broker["topics"]
+        if (rate := rules.get(topic["topic"], "rate", 0))
+    ]
 
 
 def _queues(broker: dict[str, Any]) -> list[Row]:
@@ -206,6 +223,13 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
             f"paused    {one['topic']} since {format_time(one['since_ms'])}{waits}: what the broker expires"
             " meanwhile will be a gap; `tiered resume` goes on"
         )
+    for one in broker["limited"]:
+        if one["lag_messages"]:
+            waits = counted(one["lag_messages"], "message waits", "messages wait")
+            remarks.append(
+                f"limited   {one['topic']} to {format_size(one['rate_bytes'])} a second by {one['by']}, {waits}:"
+                " what the broker expires meanwhile will be a gap"
+            )
     for log in broker["retry_logs"] or ():
         if log["reason"]:
             remarks.append(f"retries   mount {log['mount']}: cannot be read: {log['reason']}")
@@ -346,7 +370,7 @@ def queue_listing(tier: OpenTier, queues: list[MessageQueue]) -> list[Row]:
 
 def incarnation_rows(tier: OpenTier, queue: MessageQueue) -> Iterator[Row]:
     """A row for each incarnation of a queue, oldest first."""
-    from tiered.log.truncation import is_tail
+    from tiered.log.state import is_tail
 
     incarnations = tier.state.queues[queue]
     for number, incarnation in enumerate(incarnations):

@@ -231,7 +231,7 @@ def run_show(call: Call, options: TimerShowOptions) -> int:
 
 def _opened(call: Call, url: str) -> tuple[TimerReader, dict[str, Any]]:
     """What reads a broker's timers, and how a document of them begins."""
-    from tiered.attach.timer_place import choose_timers
+    from tiered.api.broker_place import choose_timers
     from timer.dequeue import TimerReader
 
     store = call.objects(url)
@@ -576,8 +576,7 @@ def _open_brokers(
     is_ours: Callable[[], bool],
 ) -> Delivering:
     """Live brokers."""
-    from timer.broker_target import NEAR_MS_MAX, BrokerTarget
-    from timer.producer import Producer
+    from timer.broker_target import NEAR_MS_MAX, BrokerTarget, Producer
 
     if options.near_ms > NEAR_MS_MAX:
         raise InvalidError(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.cli.call import Call
     from tiered.local.interface import LocalStore
-    from tiered.log.verify_report import VerifyReport
+    from tiered.log.verify_objects import VerifyReport
     from tiered.upkeep.rebuild import RebuildPlan
     from tiered.upkeep.repair import Repairer
     from tiered.upkeep.workplace import Workplace
@@ -80,8 +80,7 @@ def run(call: Call, options: VerifyOptions) -> int:
         tiered verify s3://bucket/prefix --store /data/rocketmq/store --json
     """
     from backends.errors import BackendError
-    from tiered.api.broker_place import choose_place, choose_retries
-    from tiered.attach.timer_place import choose_timers
+    from tiered.api.broker_place import choose_place, choose_retries, choose_timers
     from tiered.log.verify import verify_tier
 
     if options.timers and options.store and not options.repair:
@@ -256,7 +255,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
 
 def _next_step(document: dict[str, Any]) -> Iterator[str]:
     """How damaged objects are mended, where nobody has tried to."""
-    from tiered.log.verify_report import OBJECT_KINDS
+    from tiered.log.verify_objects import OBJECT_KINDS
 
     if not document["repair"] and any(one["kind"] in OBJECT_KINDS for one in document["problems"]):
         yield (

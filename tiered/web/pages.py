@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from backends.lazy_dataclass import dataclass
-from tiered.attach.timer_place import TIMER_SIGNS, timers_of
+from backends.lazy_dataclass import dataclass, picked
+from tiered.api.broker_place import TIMER_SIGNS, timers_of
 from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.merge import run_bytes
-from tiered.log.truncation import is_tail
+from tiered.log.state import is_tail
 from tiered.model import MessageQueue
 from tiered.upkeep.status import UnreadBroker, bills_requests, retry_remarks
 from tiered.web import browse
@@ -140,29 +140,19 @@ def fleet_row(view: BrokerView) -> dict[str, Any]:
     """A broker on the first page."""
     document = view.document
     level, remarks = health_of(document)
-    picked = ("cluster", "broker", "messages", "queue_count", "size_bytes", "object_bytes")
-    return {
-        **{name: document[name] for name in picked},
-        "lag_messages": document["lag_messages"],
-        "lag_seconds": document["lag_seconds"],
-        "updated_ms": document["updated_ms"],
-        "rate": document["rate"],
-        "level": level,
-        "remarks": remarks,
-    }
+    return {name: document[name] for name in _OF_FLEET} | {"level": level, "remarks": remarks}
+
+
+_OF_FLEET: Final = (
+    *("cluster", "broker", "messages", "queue_count", "size_bytes", "object_bytes"),
+    *("lag_messages", "lag_seconds", "updated_ms", "rate"),
+)
 
 
 def _unread_row(one: UnreadBroker) -> dict[str, Any]:
     said = one.document()
-    none = ("messages", "queue_count", "size_bytes", "object_bytes", "lag_messages", "lag_seconds")
-    remarks = [f"{said['state']}: {said['reason']}"]
-    known = {"cluster": said["cluster"], "broker": said["broker"]}
-    return {
-        **known,
-        **dict.fromkeys((*none, "rate", "updated_ms")),
-        "level": FAIL,
-        "remarks": remarks,
-    }
+    known = {name: said.get(name) for name in _OF_FLEET}
+    return known | {"level": FAIL, "remarks": [f"{said['state']}: {said['reason']}"]}
 
 
 def health_of(document: Document) -> tuple[str, list[str]]:
@@ -181,8 +171,7 @@ def health_of(document: Document) -> tuple[str, list[str]]:
         remarks.append(f"{waiting['records']:,} records wait: {waiting['reason']}")
     logs = document["retry_logs"] or ()
     remarks += retry_remarks(log for log in logs if log["dead"] or log["reason"])
-    level = WARN if remarks else OK
-    return level, remarks or (["decommissioned"] if gone else [])
+    return WARN if remarks else OK, remarks or (["decommissioned"] if gone else [])
 
 
 def _when(view: FleetView) -> dict[str, Any]:
@@ -229,7 +218,9 @@ def broker(sources: PageSources, query: PageQuery) -> Page:
         "cut": cut,
         "find": query.text("find"),
         "lag": _lag_chart(view.lags.get("", ())),
-        "sparks": {row["topic"]: _spark(view.lags.get(row["topic"], ())) for row in cut.rows},
+        "sparks": {
+            row["topic"]: line(_points(view.lags.get(row["topic"], ()), 60)) for row in cut.rows
+        },
         "is_billed": bills_requests(sources.url),
         "now_ms": sources.clock.now_ms(),
     }
@@ -240,7 +231,7 @@ def _lag_chart(samples: Sequence[LagSample]) -> dict[str, Any] | None:
     """A curve of the lag, in messages; None: there is no local store to compare with, or nothing was seen yet."""
     if not samples:
         return None
-    points = thinned([(one.time_ms, float(one.messages)) for one in samples])
+    points = _points(samples)
     return {
         "points": line(points),
         "most": int(max(value for _, value in points)),
@@ -251,8 +242,8 @@ def _lag_chart(samples: Sequence[LagSample]) -> dict[str, Any] | None:
     }
 
 
-def _spark(samples: Sequence[LagSample]) -> str:
-    return line(thinned([(one.time_ms, float(one.messages)) for one in samples], 60))
+def _points(samples: Sequence[LagSample], most: int = 240) -> list[tuple[int, float]]:
+    return thinned([(one.time_ms, float(one.messages)) for one in samples], most)
 
 
 def topic(sources: PageSources, query: PageQuery) -> Page:
@@ -595,13 +586,7 @@ def timers(sources: PageSources, query: PageQuery) -> Page:
     found = _timer_rows(sources.watch.store, view)
     hours, damaged = found or ([], {})
     rows = [
-        {
-            "hour_ms": row.hour_ms,
-            "messages": row.messages,
-            "bytes": row.size_bytes,
-            "due_min_ms": row.due_min_ms,
-            "due_max_ms": row.due_max_ms,
-        }
+        {**picked(row, "hour_ms", "messages", "due_min_ms", "due_max_ms"), "bytes": row.size_bytes}
         for row in hours
     ]
     names |= {
@@ -805,7 +790,7 @@ def line(points: Sequence[tuple[int, float]], height: int = 120) -> str:
     )
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int = 240) -> list[tuple[int, float]]:
+def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
     """So many points at most: of neighbours the highest, since that is what one looks for."""
     step = -(-len(points) // most)
     if step <= 1:
