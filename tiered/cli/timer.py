@@ -14,7 +14,7 @@ from tiered.addresses import Address, addresses
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group
-from tiered.cli.options import argument, flag, option, required
+from tiered.cli.options import PatienceOptions, argument, flag, option, required
 from tiered.cli.output import Output, Row, Table, show
 from tiered.cli.serve import MetricsOptions, announce_lease, metrics_served
 from tiered.cli.signals import Stopper
@@ -368,17 +368,11 @@ def _emit_messages(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimerCancelOptions:
+class TimerCancelOptions(PatienceOptions):
     """What ``tiered timer cancel`` can be told."""
 
     url: str = argument()
     msg_id: str = argument("its unique id, as `tiered timer show` has it")
-    give_up_s: float = option(
-        "exit with code 3 when the object store has refused for this long",
-        kinds.DURATION_S,
-        name="give-up-seconds",
-        default=60.0,
-    )
 
 
 @TIMER.has("cancel", TimerCancelOptions)
