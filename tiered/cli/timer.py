@@ -110,7 +110,9 @@ def run_import(call: Call, options: TimerImportOptions) -> int:
             if stopper.received is None:
                 raise
             return stopper.exit_code
-    _tell_import(call, import_document(made, near_ms))
+    document = import_document(made, near_ms)
+    columns = list((document["sources"] or [{}])[0])
+    show(call, document, rows=document["sources"], columns=columns, lines=_import_lines(document))
     return NEEDS_A_PERSON if made.total.odd or made.waiting.is_behind_damage else DONE
 
 
@@ -130,11 +132,6 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
         "waiting_reason": made.waiting.reason,
         "sources": sources,
     }
-
-
-def _tell_import(call: Call, document: dict[str, Any]) -> None:
-    columns = list((document["sources"] or [{}])[0])
-    show(call, document, rows=document["sources"], columns=columns, lines=_import_lines(document))
 
 
 def _import_lines(document: dict[str, Any]) -> Iterator[str]:

@@ -162,13 +162,8 @@ def _rows(batch: TierBatch, wanted: Filter | None) -> Iterator[BrowsedRow]:
     numbers = np.flatnonzero(records.sizes > 0) if wanted is None else wanted.select(records)
     said = messages_json(records, batch.log_offset, raw_body=False, wanted=numbers)
     for message in said:
-        offset = offset_of(message)
+        offset = int(next(message[name] for name in _OFFSETS if name in message))
         yield BrowsedRow(offset, offset + 1, message)
-
-
-def offset_of(message: dict[str, Any]) -> int:
-    """The queue offset of a message, whatever its store calls it."""
-    return int(next(message[name] for name in _OFFSETS if name in message))
 
 
 def read_one(reader: QueueReader, offset: int) -> BrowsedRow | None:
