@@ -438,9 +438,7 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
     a symbolic link that somebody has put into a tier's folder.
     """
     for key in sorted(missing)[:MISSING_LOOKED_AT]:
-        try:
-            store.head(prefix + key)
-        except ObjectNotFoundError:
+        if _is_gone(store, prefix + key):
             yield f"{prefix}{key} is named by the journal and is gone"
         else:
             yield (
@@ -450,16 +448,19 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
             )
 
 
+def _is_gone(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except ObjectNotFoundError:
+        return True
+    return False
+
+
 def _truly_missing(
     store: ObjectStore, prefix: str, history: TierHistory, missing: set[str]
 ) -> Iterator[str]:
     """What an entry names and is not there: what came behind the listing is, and what was unnamed meanwhile may go."""
-    gone: list[str] = []
-    for key in sorted(missing)[:MISSING_LOOKED_AT]:
-        try:
-            store.head(prefix + key)
-        except ObjectNotFoundError:
-            gone.append(key)
+    gone = [key for key in sorted(missing)[:MISSING_LOOKED_AT] if _is_gone(store, prefix + key)]
     if gone:
         history.follow()
         named = named_objects(history.state)

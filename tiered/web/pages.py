@@ -15,7 +15,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.merge import run_bytes
-from tiered.log.state import is_tail
+from tiered.log.state import state_word
 from tiered.model import MessageQueue
 from tiered.upkeep.status import UnreadBroker, bills_requests, retry_remarks
 from tiered.web import browse
@@ -362,11 +362,7 @@ def queue(sources: PageSources, query: PageQuery) -> Page:
             {
                 "at": number,
                 "number": one.number,
-                "state": "truncated"
-                if is_tail(incarnations, number)
-                else "ended"
-                if one.ended
-                else "present",
+                "state": state_word(incarnations, number),
                 "reason": one.ended,
                 "min_offset": int(one.min_offset),
                 "commit_offset": int(one.commit_offset),
