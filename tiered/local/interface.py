@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from backends.lazy_dataclass import dataclass
+from tiered.errors import ClosedError
 from tiered.format.record_kind import RecordKind, kind_of_items
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
@@ -220,6 +221,42 @@ class Follower(Protocol):
     def close(self) -> None:
         """Close the files."""
         ...
+
+
+class BaseFollower:
+    """What all followers keep: where the caller stands, and how the last poll ended."""
+
+    def __init__(
+        self, starts: Mapping[MessageQueue, QueueOffset], stop: Callable[[], bool]
+    ) -> None:
+        """As of ``LocalStore.follow``."""
+        self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
+        self._stop = stop
+        self._fallen: set[MessageQueue] = set()
+        self._is_idle = self._is_at_end = self._is_closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """See ``Follower``."""
+        return self._is_idle
+
+    @property
+    def is_at_end(self) -> bool:
+        """See ``Follower``."""
+        return self._is_at_end
+
+    def take_fallen(self) -> Collection[MessageQueue]:
+        """See ``Follower``."""
+        fallen, self._fallen = self._fallen, set()
+        return fallen
+
+    def close(self) -> None:
+        """See ``Follower``. The store's files stay open."""
+        self._is_closed = True
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the follower has been closed")
 
 
 class LocalStore(Protocol):

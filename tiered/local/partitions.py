@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tiered.errors import ClosedError
+from tiered.local.interface import BaseFollower
+from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from tiered.local.interface import RecordBatch
-    from tiered.model import MessageQueue, QueueBounds, QueueOffset
+    from tiered.model import MessageQueue, QueueBounds
 
 _SHARE_BYTES_MIN: Final = 1 << 20
 """Of each queue at least: a read costs something."""
@@ -45,7 +46,7 @@ class PartitionStore(Protocol):
         ...
 
 
-class PartitionFollower:
+class PartitionFollower(BaseFollower):
     """Gives what each queue gets, from where its caller stands."""
 
     def __init__(
@@ -54,29 +55,15 @@ class PartitionFollower:
         starts: Mapping[MessageQueue, QueueOffset],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._store, self._stop = store, stop
-        self._next = dict(starts)
+        super().__init__(starts, stop)
+        self._store = store
         self._bounds: Mapping[MessageQueue, QueueBounds] = {}
         self._busy: dict[MessageQueue, None] = {}  # those with something new, in turn
         self._falls, _ = store.fallen_since(0)  # the caller has just said where to go on
-        self._fallen: set[MessageQueue] = set()
-        self._is_idle = self._is_closed = False
-
-    @property
-    def is_idle(self) -> bool:
-        return self._is_idle
 
     @property
     def is_at_end(self) -> bool:
         return not self._busy
-
-    def close(self) -> None:
-        """See ``Follower``. The store's files stay open."""
-        self._is_closed = True
-
-    def take_fallen(self) -> Collection[MessageQueue]:
-        fallen, self._fallen = self._fallen, set()
-        return fallen
 
     def seek(self, queue: MessageQueue, start: QueueOffset) -> None:
         self._next[queue] = start
@@ -84,8 +71,7 @@ class PartitionFollower:
         self._note(queue)
 
     def poll(self, window_bytes: int) -> list[RecordBatch]:
-        if self._is_closed:
-            raise ClosedError("the follower has been closed")
+        self._require_open()
         self._look()
         share = max(window_bytes // max(len(self._busy), 1), min(window_bytes, _SHARE_BYTES_MIN))
         batches: list[RecordBatch] = []
@@ -118,7 +104,7 @@ class PartitionFollower:
 
     def _take(self, queue: MessageQueue, bytes_max: int) -> RecordBatch | None:
         """What comes next of a queue, whose turn that was."""
-        start = self._next.get(queue, self._bounds[queue].min)
+        start = QueueOffset(self._next.get(queue, self._bounds[queue].min))
         batch = self._store.read(queue, start, bytes_max=bytes_max, count_max=_COUNT_MAX)
         del self._busy[queue]
         if batch is not None:
