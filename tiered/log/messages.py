@@ -24,7 +24,7 @@ from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.format.kafka_message import KafkaRecords
+    from tiered.format.kafka_batch import KafkaRecords
     from tiered.local.interface import RecordBatch
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ def foreign_messages(records: RecordBatch, wanted: Numbers | None = None) -> lis
 
 def kafka_records(records: RecordBatch, wanted: Numbers | None = None) -> KafkaRecords:
     """The records of Kafka's batches; ``wanted`` as of ``items``."""
-    from tiered.format.kafka_message import records_of  # noqa: PLC0415 (most tiers have none of them)
+    from tiered.format.kafka_batch import records_of  # noqa: PLC0415 (most tiers have none of them)
 
     numbers, firsts = _distinct(records, wanted)
     sizes = records.sizes[firsts].astype(np.int64)

@@ -1,6 +1,6 @@
 """Erasing: bundles that share given-up messages with others are rewritten without them, as a plan of ``gc`` says.
 
-Overview: ``tiered.log.orphans`` finds such bundles, for any ``gc``; ``plan_erasure`` (``tiered.log.merge``) says what
+Overview: ``tiered.log.history`` finds such bundles, for any ``gc``; ``plan_erasure`` (``tiered.log.merge``) says what
 becomes of them; the merger makes it, and ``merge`` entries name it. From then on nobody names the old bundles, and a later
 ``gc`` deletes them after its grace, as it does all others: readers that are at work get to their end.
 

@@ -1,6 +1,6 @@
 """gc: deletes what no reader can reach any more. Plan, then apply.
 
-Overview: ``plan_gc`` looks at the tier (``survey``); ``tiered.log.orphans`` decides. ``apply_gc`` writes a
+Overview: ``plan_gc`` looks at the tier (``survey``); ``tiered.log.history`` decides. ``apply_gc`` writes a
 ledger record (whose time of writing is the clock by which ages are held), looks again, takes an epoch when the plan needs
 one, and deletes in batches.
 
@@ -33,8 +33,16 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, TieredStoreError
 from tiered.format.bundle import FOOTER_BYTES, tail_bytes
 from tiered.keys import JOURNAL
-from tiered.log.history import TierHistory, named_objects
-from tiered.log.orphans import Deletion, GivenUp, KnownObjects, OrphanPlan, given_up, plan_orphans
+from tiered.log.history import (
+    Deletion,
+    GivenUp,
+    KnownObjects,
+    OrphanPlan,
+    TierHistory,
+    given_up,
+    named_objects,
+    plan_orphans,
+)
 from tiered.upkeep.workplace import (
     Ledger,
     TierPlan,
@@ -304,7 +312,7 @@ def _batches(deletions: list[Deletion]) -> Iterator[list[Deletion]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# One look at a tier for gc, and what ``tiered.log.orphans`` decides of it. Changes nothing. Order: lease, listing,
+# One look at a tier for gc, and what ``tiered.log.history`` decides of it. Changes nothing. Order: lease, listing,
 # then the journal's recent history, so that every name that was there before the listing is seen.
 # --------------------------------------------------------------------------------------------------
 
