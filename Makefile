@@ -96,7 +96,7 @@ localstack: ## LocalStack without Docker, in an environment of its own; prints t
 	@$$(requirements/python.sh) localstack/run_host.py up
 
 docs: .venv/.installed-runtime ## the generated pages of docs/ again
-	@$(BIN)/python -m tiered.cli.docs
+	@$(BIN)/python -m tests.support.generated
 
 docs-site: .tools/site/.installed ## the documentation as a site, in build/site; a broken link or a page that docs/index.md lacks fails
 	@NO_MKDOCS_2_WARNING=1 .tools/site/bin/mkdocs build --strict --config-file docs/site/mkdocs.yml

@@ -19,7 +19,7 @@ from backends.errors import (
     UnknownOutcomeError,
 )
 from tiered.compaction import newest
-from tiered.compaction.retention import EVERY
+from tiered.compaction.passes import EVERY
 from tiered.dispatch import continuity, group_commit, merging
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter, RoundBuilder, Uploader

@@ -11,12 +11,10 @@ from simulation.history import require
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 
 from tiered.model import MessageQueue
-from tiered.upkeep.erase import apply_erasure
 from tiered.upkeep.expire import apply_steps, apply_truncate, plan_expire, plan_truncate
-from tiered.upkeep.gc import apply_gc, plan_gc
-from tiered.upkeep.pause import set_paused
+from tiered.upkeep.gc import apply_erasure, apply_gc, plan_gc
 from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
-from tiered.upkeep.workplace import break_lease
+from tiered.upkeep.workplace import break_lease, set_paused
 
 DEEDS = ("truncate", "break", "erase", "index", "pause")
 """What a person can do."""

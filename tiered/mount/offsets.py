@@ -482,10 +482,14 @@ class OffsetsKeeper:
         """
         try:
             self._lease.renew()
-            self._unrenewed = ""
         except BackendError as error:
+            if not self._unrenewed:  # ``trouble`` has it while it lasts
+                _LOG.warning("the mount's lease could not be renewed, trying again: %s", error)
             self._unrenewed = str(error)
-            _LOG.warning("the mount's lease could not be renewed, trying again: %s", error)
+        else:
+            if self._unrenewed:
+                _LOG.warning("the mount's lease is renewed again")
+            self._unrenewed = ""
 
     def abandon(self) -> None:
         """End tries that are under way. From any thread."""

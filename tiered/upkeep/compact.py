@@ -38,11 +38,13 @@ from backends.lazy_dataclass import dataclass
 from backends.wrapping import Prices
 from tiered.api.broker_place import require_conditional_writes
 from tiered.compaction.newest import GOES, HOLDS, Newest, in_rounds, in_several, keys_that_fit
-from tiered.compaction.passes import LogFile, PassSettings, plan_pass
-from tiered.compaction.retention import (
+from tiered.compaction.passes import (
     CAREFUL,
     EVERY,
+    LogFile,
+    PassSettings,
     RetentionPolicy,
+    plan_pass,
     tombstones_gone,
     with_pass,
 )
