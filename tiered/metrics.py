@@ -90,6 +90,12 @@ METRICS: tuple[Metric, ...] = (
         ("topic",),
     ),
     Metric(
+        "tiered_rate_limit_bytes",
+        _G,
+        "The topic's own limit (`rate` of its rule) in bytes a second; absent without one. Its lag may be meant.",
+        ("topic",),
+    ),
+    Metric(
         "tiered_waiting_records",
         _G,
         "Pending records: not proven committed; checked again later.",

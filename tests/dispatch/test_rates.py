@@ -63,6 +63,7 @@ class World:
         copied: Messages of each loud queue that were durable, after each second.
         late_s: For how long the oldest message of the quiet topic had not been.
         lag_s: What the metrics said of the loud topic.
+        limits: What they said of limits, by topic.
         broken: What was wrong, by the health of the writer, if anything was.
     """
 
@@ -74,6 +75,7 @@ class World:
         self.copied: list[list[int]] = []
         self.late_s: list[float] = []
         self.lag_s: list[float] = []
+        self.limits: dict[str, float] = {}
         self.broken: set[str] = set()
         self.loud_s = LOUD_S
         self.quiet = [QUIET] * with_quiet
@@ -98,6 +100,8 @@ class World:
                 self.broken.add("stalled")
             if sample.name == "tiered_lag_messages" and sample.labels == {"topic": "loud"}:
                 self.lag_s.append(sample.value)
+            if sample.name == "tiered_rate_limit_bytes":
+                self.limits[sample.labels["topic"]] = sample.value
         self.broken.add(dispatcher.stuck)
 
     def run(self, seconds: float) -> World:
@@ -122,6 +126,7 @@ def test_a_loud_topic_gets_its_rate_and_others_do_not_wait():
     world = World(RATE).run(45.5)
     world.check()
     assert world.lag_s[-1] == 400 - sum(world.copied[-1]) > 300, "it is shown"
+    assert world.limits == {"loud": RATE}
 
 
 def test_without_a_rate_it_eats_the_line():

@@ -95,6 +95,8 @@ def _lag(attachment: Attachment, dispatcher: TieredDispatcher, clock: Clock) -> 
     for topic, row in topics.items():
         for unit, value in zip(("messages", "bytes", "seconds"), row, strict=True):
             yield Sample(f"tiered_lag_{unit}", value, {"topic": topic})
+        if limit := dispatcher.rate_bytes_s(topic):
+            yield Sample("tiered_rate_limit_bytes", limit, {"topic": topic})
     waiting = attachment.local.waiting()
     yield Sample("tiered_waiting_records", waiting.records)
     yield Sample("tiered_waiting_bytes", waiting.size_bytes)

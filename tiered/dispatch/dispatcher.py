@@ -444,6 +444,10 @@ class TieredDispatcher:
         """Commit offset of each queue that this dispatcher has touched."""
         return self._files.commit_offsets()
 
+    def rate_bytes_s(self, topic: str) -> int:
+        """The limit of a topic's own, in bytes a second; 0: none."""
+        return self._rates.bytes_s(topic)
+
     @property
     def is_settled(self) -> bool:
         """Everything that was taken is durable and named, and no queue is behind."""

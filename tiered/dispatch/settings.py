@@ -329,7 +329,11 @@ class TopicRates:
 
     def limits(self, topic: str) -> bool:
         """Whether a topic has a limit."""
-        return self._of(topic)[0] > 0
+        return self.bytes_s(topic) > 0
+
+    def bytes_s(self, topic: str) -> int:
+        """The limit of a topic; 0: none."""
+        return self._of(topic)[0]
 
     def allowed_bytes(self, topic: str, bytes_max: int) -> int:
         """How much of a topic may be copied at once now: one message at least, or 0; without a limit ``bytes_max``."""
