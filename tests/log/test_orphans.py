@@ -33,8 +33,7 @@ from tiered.keys import (
     topic_bundle_key,
 )
 from tiered.log.expiry import plan_expiry
-from tiered.log.history import TierHistory, named_objects
-from tiered.log.orphans import KnownObjects, OrphanPlan, plan_orphans
+from tiered.log.history import KnownObjects, OrphanPlan, TierHistory, named_objects, plan_orphans
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue, QueueOffset
 

@@ -3,7 +3,6 @@
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import PurePath
 
 INDEX = "tests/support/README.md"
@@ -16,18 +15,23 @@ LINE = re.compile(r"^- `(\w+)`: (.+)$", re.MULTILINE)
 
 
 @functools.cache
-def imported(text: str) -> tuple[str, ...]:
-    """Modules that a file imports, wherever it does."""
-    return tuple(_imported(text))
-
-
-def _imported(text: str) -> Iterator[str]:
+def looked_at(text: str) -> tuple[list[str], list[str]]:
+    """Modules that a file imports, wherever it does; and imports of files of tests in programs that it holds as text."""
+    modules: list[str] = []
+    inside: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            modules.append(node.module or "")
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            inside += IN_A_CHILD.findall(node.value)
+    return modules, inside
+
+
+def imported(text: str) -> list[str]:
+    return looked_at(text)[0]
 
 
 def of_tests(texts: dict[str, str]) -> dict[str, str]:
@@ -45,14 +49,7 @@ def leaning(texts: dict[str, str]) -> list[str]:
     found = []
     for name, text in of_tests(texts).items():
         found += [f"{name}: {module}" for module in imported(text) if files & {*module.split(".")}]
-        constants = [
-            node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
-        ]
-        found += [
-            f"{name}: {match.group()}"
-            for value in constants
-            if isinstance(value, str) and (match := IN_A_CHILD.search(value))
-        ]
+        found += [f"{name}: {text}" for text in looked_at(text)[1]]
     return found
 
 

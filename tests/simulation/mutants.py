@@ -426,10 +426,10 @@ def _gc_without_grace() -> Patches:
 
 def _gc_of_what_is_named_in_part() -> Patches:
     """A bundle of which some section is not named any more counts as not named."""
-    from tiered.log import history, orphans
+    from tiered.log import history
     from tiered.upkeep import gc
 
-    named_objects = orphans.named_objects
+    named_objects = history.named_objects
 
     def whole(known: Any) -> Any:
         named = named_objects(known)
@@ -447,7 +447,7 @@ def _gc_of_what_is_named_in_part() -> Patches:
         }
         return {key: row for key, row in named.items() if key in full or key in sizes}
 
-    return [mock.patch.object(one, "named_objects", whole) for one in (history, orphans, gc)]
+    return [mock.patch.object(one, "named_objects", whole) for one in (history, gc)]
 
 
 def _gc_of_the_present_epoch() -> Patches:

@@ -37,7 +37,7 @@ from tiered.store.new_message import Appended, NewMessage
 from tiered.store.store_options import INDEX_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from tiered.store.facts import Facts
+    from tiered.store.listing import Facts
 
 RNG = random.Random(1)
 MESSAGES = [

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 END_S = 60.0
+NAMELESS = """
+[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, [tabindex], svg[role]')]
+  .filter(e => e.id != 'main')
+  .filter(e => !(e.textContent.trim() || e.getAttribute('aria-label') || (e.labels && e.labels.length)))
+  .map(e => e.outerHTML.slice(0, 80))
+"""
+TOO_WIDE = """
+[...document.querySelectorAll('main *')]
+  .filter(e => !e.closest('.scroll, pre, svg, .hidden') && e.getBoundingClientRect().right > innerWidth + 1)
+  .map(e => e.outerHTML.slice(0, 80))
+"""
 
 
 def program() -> str:
@@ -104,6 +115,30 @@ class Browser:
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key,
                 windowsVirtualKeyCode=code, **more,
             )  # fmt: skip
+
+    def enter(self) -> None:
+        """Press Enter, and wait for the page that this leads to."""
+        self.events.clear()
+        self.press("Enter", 13)
+        while not any(one["method"] == "Page.loadEventFired" for one in self.events):
+            self.events.append(self._next())
+
+    def tab_to(self, wanted: str) -> None:
+        """Go to the link of this text with the Tab key; the focus is seen at each step."""
+        for _ in range(80):
+            self.press("Tab", 9)
+            assert self.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+            text = self.ask(
+                "document.activeElement.tagName == 'A' ? document.activeElement.innerText : ''"
+            )
+            if text == wanted and self.ask("!document.activeElement.closest('.crumbs')"):
+                return
+        raise AssertionError(f"no way to {wanted!r}")
+
+    def check_fit(self, width: int) -> None:
+        """Nothing is wider than the page is, but what can be moved in its own frame."""
+        assert self.ask("document.documentElement.scrollWidth") <= width
+        assert self.ask(TOO_WIDE) == []
 
     def complaints(self) -> list[str]:
         """What the console says: refused by the policy, not found, and the like."""

@@ -85,12 +85,12 @@ def _table(titles: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def s3_answers() -> Iterator[str]:
     """What an S3 server's refusals mean: codes that mean the same share a row."""
-    codes: dict[tuple[str, str, str], list[str]] = {}
+    codes: dict[tuple[str, str], list[str]] = {}
     for code, answer in rows():
-        again = "yes" if answer.kind.retriable else "no"
-        codes.setdefault((answer.reason or "-", again, answer.do or "-"), []).append(f"`{code}`")
+        reason = (answer.reason or "-") + (" (retried)" if answer.kind.retriable else "")
+        codes.setdefault((reason, answer.do or "-"), []).append(f"`{code}`")
     table = ((*said, ", ".join(found)) for said, found in codes.items())
-    return _table("reason | retried | what to do | codes and statuses", table)
+    return _table("reason | what to do | codes and statuses", table)
 
 
 def reference_pages(folder: Path) -> Iterator[tuple[str, str]]:

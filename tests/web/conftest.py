@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.chromium import browser
 from support.command_line import SMALL, attach
 from support.pages import served
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.chromium import Browser
     from support.pages import Pages
 
 
@@ -28,6 +30,13 @@ def shown_tier(basic: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def pages(basic: Path, shown_tier: str) -> Iterator[Pages]:
     """Its pages, with bodies, and with the store that it is a tier of."""
     with served(shown_tier, "--bodies", "--store", basic) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A real browser."""
+    with browser(tmp_path_factory.mktemp("profile")) as found:
         yield found
 
 

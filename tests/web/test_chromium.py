@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import pytest
-from support.chromium import browser
+from support.chromium import NAMELESS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from support.chromium import Browser
     from support.pages import Pages
 
@@ -33,12 +31,6 @@ TARGETS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-
-
 def target(pages: Pages, name: str) -> str:
     path, said = TARGETS[name]
     return pages.address.rstrip("/") + path + (f"?{urlencode(said)}" if said else "")
@@ -50,17 +42,12 @@ def test_a_page_fits_its_width_and_keeps_to_its_policy(
     pages: Pages, tab: Browser, name: str, width: int
 ):
     tab.show(target(pages, name), width=width)
-    assert tab.ask("document.documentElement.scrollWidth") <= width
+    tab.check_fit(width)
     assert (
         tab.ask("getComputedStyle(document.querySelector('header')).borderBottomStyle") == "solid"
     )
     complaints = [text for text in tab.complaints() if "400" not in text or name != "error"]
     assert complaints == []
-    wide = tab.ask(
-        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg, .hidden')"
-        " && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
-    )
-    assert wide == []
 
 
 LUMINANCE = """
@@ -90,14 +77,6 @@ def test_text_can_be_read_in_light_and_dark(pages: Pages, tab: Browser, name: st
     red = tab.ask("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]")
     assert (int(red) < 60) == dark
     assert tab.ask(LUMINANCE) == []
-
-
-NAMELESS = """
-[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, [tabindex], svg[role]')]
-  .filter(e => e.id != 'main')
-  .filter(e => !(e.textContent.trim() || e.getAttribute('aria-label') || (e.labels && e.labels.length)))
-  .map(e => e.outerHTML.slice(0, 80))
-"""
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -132,21 +111,8 @@ def test_by_keyboard_alone_from_the_first_page_to_a_message(pages: Pages, tab: B
     tab.press("Enter", 13)
     assert tab.ask("document.activeElement.id") == "main"
     for wanted in ("shop/north", "orders", "queue 1", "Newest messages", "241"):
-        for _ in range(80):
-            tab.press("Tab", 9)
-            seen = tab.ask("getComputedStyle(document.activeElement).outlineStyle")
-            text = tab.ask(
-                "document.activeElement.tagName == 'A' ? document.activeElement.innerText : ''"
-            )
-            assert seen == "solid"
-            if text == wanted and tab.ask("!document.activeElement.closest('.crumbs')"):
-                break
-        else:
-            raise AssertionError(f"no way to {wanted!r}")
-        tab.events.clear()
-        tab.press("Enter", 13)
-        while not any(one["method"] == "Page.loadEventFired" for one in tab.events):
-            tab.events.append(tab._next())
+        tab.tab_to(wanted)
+        tab.enter()
     assert tab.ask("location.pathname") == "/message"
     assert "241" in tab.ask("document.querySelector('h1').innerText")
 
@@ -155,10 +121,7 @@ def test_a_form_is_filled_in_and_sent(pages: Pages, tab: Browser):
     tab.show(target(pages, "topic"))
     tab.ask("document.querySelector('input[name=key]').focus()")
     tab.call("Input.insertText", text="key-47")
-    tab.events.clear()
-    tab.press("Enter", 13)
-    while not any(one["method"] == "Page.loadEventFired" for one in tab.events):
-        tab.events.append(tab._next())
+    tab.enter()
     assert tab.ask("document.querySelector('caption').innerText").endswith(
         "with the key key-47, newest first"
     )

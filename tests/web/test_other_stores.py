@@ -5,10 +5,12 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 from support import jmq_stores, kafka_stores
 from support import kafka_batches as plain
+from support.chromium import NAMELESS
 from support.command_line import here
 from support.kafka_stores import FakeNode
 from support.pages import BODY, EVIL, assert_harmless, every_page, served
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.chromium import Browser
     from support.pages import PageAnswer, Pages
 
 TOPICS = {"k01": "plain", "k02": "txn", "j01": "orders"}
@@ -41,7 +44,7 @@ def kafka_with_markup(folder: Path) -> Path:
         (0, 0, evil, BODY, ((EVIL, evil), ("none", None))),
         (1, 0, b"\xff\x00\x1b[2J", b"\x1b[31m\xfe", (("\u202e", b"\xff<i>\x1b"),)),
         (2, 0, None, None, ()),
-        (3, 0, b"", b"", (("empty", b""),)),
+        (3, 0, b"", b"", (("empty", b""), ("long", b"x" * 300))),
     ]
     node.segments(queue)[0].write_bytes(plain.batch(plain.section(records), len(records)))
     node.ends[queue] = len(records)
@@ -163,6 +166,36 @@ def test_kafka_s_headers_and_keys(pages: Pages, url: str):
     assert offsets(got) == [one["offset"] for one in asked[:50]] != []
 
 
+LONG = (10).to_bytes(8, "big")
+"""A key as a LongSerializer writes it: it begins with zeros, and ends in a line's end."""
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_kafka_s_keys_that_are_no_text_are_found(is_indexed: bool, tmp_path: Path):
+    """By the link on the page of a message, and by what an address says."""
+    node, queue = FakeNode(tmp_path / "store", node=9), MessageQueue("numbers", 0)
+    node.make(queue)
+    keys = [LONG, b"\xff\x00\x1b[2J", b"plain", LONG, b" \x00 ", None, b"\xff\x00\x1b[2J", b""]
+    records: list[plain.Plain] = [(at, 0, key, b"x", ()) for at, key in enumerate(keys)]
+    node.segments(queue)[0].write_bytes(plain.batch(plain.section(records), len(records)))
+    node.ends[queue] = len(records)
+    node.stop()
+    url, only = f"file://{tmp_path}/tier", () if is_indexed else ("--no-index",)
+    names = ("--cluster", "c", "--broker", "b", *only)
+    here("attach", tmp_path / "store", "--to", url, "--once", "--seal", *names).good()
+    with served(url) as pages:
+        for at, key in enumerate(keys):
+            got = pages.good("/message", offset=at, **place("b", topic="numbers", queue=0))
+            links = [link for link in got.links if "key=" in link]
+            assert len(links) == bool(key), key
+            for link in links:
+                same = pages.good(link)
+                assert_harmless(same)
+                assert [row["Offset"] for row in same.table("Messages")] == [
+                    f"queue 0, {other}" for other in reversed(range(8)) if keys[other] == key
+                ], key
+
+
 def names(broker: str) -> tuple[str, ...]:
     return "--cluster", "c", "--broker", broker
 
@@ -232,6 +265,10 @@ def test_markup_and_bytes_of_others_stay_text(pages: Pages):
             assert not {"\x1b", "\u202e"} & set(got.body.decode())
         assert EVIL in asked[0].text
         assert "alert(2)" in asked[1].text
+    row = pages.good("/messages", offset=3, **place("kx", topic="marked", queue=0)).table(
+        "Messages"
+    )[0]
+    assert row["Headers"] == f"empty=, long={'x' * 80}…"
     kafka = [
         pages.good("/message", offset=at, **place("kx", topic="marked", queue=0)).text
         for at in range(4)
@@ -242,3 +279,27 @@ def test_markup_and_bytes_of_others_stay_text(pages: Pages):
     assert "It has no key." in kafka[2]
     assert "Value: text, 0 B" in kafka[3]
     assert b64encode(EVIL.encode()).decode() not in kafka[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broker", "topic", "offset"),
+    [("k01", "plain", 3), ("j01", "orders", 3), ("kx", "marked", 1), ("jx", "marked", 0)],
+)
+def test_in_a_browser_as_narrow_as_a_phone(
+    pages: Pages, tab: Browser, broker: str, topic: str, offset: int
+):
+    """By keyboard from the topic to its messages; all has a name, and nothing is wider than the page."""
+    queue_id = 0 if topic == "marked" else 1
+    base, queue = pages.address.rstrip("/"), place(broker, topic=topic, queue=queue_id)
+    tab.show(f"{base}/topic?{urlencode(place(broker, topic=topic))}", width=390)
+    for wanted in (f"queue {queue_id}", "Newest messages"):
+        tab.check_fit(390)
+        assert tab.ask(NAMELESS) == []
+        tab.tab_to(wanted)
+        tab.enter()
+    assert tab.ask("location.pathname") == "/messages"
+    tab.show(f"{base}/message?{urlencode(queue | {'offset': offset})}", width=390)
+    tab.check_fit(390)
+    assert tab.ask(NAMELESS) == []
+    assert tab.complaints() == []

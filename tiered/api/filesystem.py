@@ -25,8 +25,7 @@ from fsspec import AbstractFileSystem
 
 from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
-from tiered.api.arrow import load_pyarrow, schema
-from tiered.api.other_arrow import jmq_schema, kafka_schema
+from tiered.api.arrow import jmq_schema, kafka_schema, load_pyarrow, schema
 from tiered.api.tier import Tier, opened_by
 from tiered.api.tier import open as open_tier
 from tiered.errors import InvalidError

@@ -155,7 +155,7 @@ class Tier(Closing):
 
         Args:
             columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of other stores'
-                queues those of ``tiered.api.other_arrow`` and ``jmq_arrow``). What is left out costs nothing.
+                queues those of ``tiered.api.arrow`` and ``jmq_arrow``). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -502,7 +502,7 @@ class Choice:
         Raises:
             InvalidError: No such column, or none at all, or pyarrow is not installed; at once.
         """
-        from tiered.api.other_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
+        from tiered.api.arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
 
         if columns is not None and not columns:
             # A batch without columns has no rows: it would look as if there were no messages.

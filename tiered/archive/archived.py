@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.model import (
     LOG,
@@ -102,7 +102,10 @@ def table_of(rows: Iterable[tuple[ArchiveQueue, Archived]]) -> pa.Table:
         lists = {
             "files": [_plain_row(file, _LISTS["files"]) for file in one.files],
             "side": [_plain_row(one.side, _LISTS["side"])] if one.side else [],
-            **{name: _pairs(name, getattr(one, name)) for name in ("sources", "left_out", "unfit")},
+            **{
+                name: [dict(zip(_LISTS[name], map(_stored, pair), strict=True)) for pair in pairs]
+                for name, pairs in picked(one, "sources", "left_out", "unfit").items()
+            },
         }
         documents.append({**_plain_row(queue, _QUEUE), **_plain_row(one, _OFFSET_RANGE), **lists})
     return load_pyarrow().Table.from_pylist(documents, schema=run_schema())
@@ -110,10 +113,6 @@ def table_of(rows: Iterable[tuple[ArchiveQueue, Archived]]) -> pa.Table:
 
 def _plain_row(value: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: _stored(getattr(value, name)) for name in names}
-
-
-def _pairs(name: str, pairs: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(_LISTS[name], map(_stored, pair), strict=True)) for pair in pairs]
 
 
 def _stored(value: Any) -> Any:  # noqa: ANN401

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.lazy_dataclass import dataclass
-from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
-from tiered.api.other_arrow import KAFKA_COLUMNS, kafka_columns, kafka_types
+from tiered.api.arrow import (
+    KAFKA_COLUMNS,
+    ArrowMaker,
+    kafka_columns,
+    kafka_types,
+    load_pyarrow,
+    spans_array,
+)
 from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout, decode_bodies
 from tiered.archive.body_formats import body_fields, open_decoder
 from tiered.archive.model import KAFKA_SCHEMA
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
     from tiered.archive.bodies import BodyCounts, Decoder
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveQueue
-    from tiered.format.kafka_message import KafkaRecords
+    from tiered.format.kafka_batch import KafkaRecords
     from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
 

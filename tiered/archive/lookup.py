@@ -41,8 +41,7 @@ from tiered.archive.plan import filled
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
-from tiered.format.kafka_batch import HeaderField
-from tiered.format.kafka_message import KafkaRecord
+from tiered.format.kafka_batch import HeaderField, KafkaRecord
 from tiered.format.properties import tag_hash
 from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import INNER_BATCH

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Final
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.archive.archived import OffsetRanges, SavedRun
 from tiered.archive.bodies import BodyColumns
 from tiered.archive.model import (
@@ -147,29 +147,19 @@ class ArchiveMachine:
                 ``AttributeError`` mean the same.
         """
         work = _ArchiveWork(
-            state.queues.draft(),
-            dict(state.tails),
-            dict(state.bodies),
-            state.gone,
-            state.fence,
-            state.jobs,
-            dict(state.sources),
-            entry.time_ms,
+            queues=state.queues.draft(),
+            tails=dict(state.tails),
+            bodies=dict(state.bodies),
+            sources=dict(state.sources),
+            now_ms=entry.time_ms,
+            **picked(state, "gone", "fence", "jobs"),
         )
         for action in entry.actions:
             said = read_action(action, KINDS)
             work.refused += not _HANDLERS[type(said)](work, said)
-        return ArchiveState(
-            work.queues,
-            work.tails,
-            state.refused + work.refused,
-            entry.time_ms,
-            work.jobs,
-            work.bodies,
-            work.gone,
-            work.fence,
-            work.sources,
-        )
+        changed = picked(work, "queues", "tails", "jobs", "bodies", "gone", "fence", "sources")
+        refused = state.refused + work.refused
+        return ArchiveState(**changed, refused=refused, updated_ms=entry.time_ms)
 
     def settled(self, state: ArchiveState) -> ArchiveState:
         """With all offset ranges in runs."""

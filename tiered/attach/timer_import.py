@@ -20,7 +20,7 @@ import random
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from backends.errors import BackendError
@@ -42,7 +42,6 @@ from tiered.dispatch.merging import MergeThread
 from tiered.dispatch.settings import DispatchContext, DispatchSettings, MemoryBudget
 from tiered.errors import ClosedError, TieredStoreError
 from tiered.journal.append import JournalWriter
-from tiered.journal.lease import Holder, Lease
 from tiered.local.catalog import TIMER_TOPICS
 from tiered.local.interface import Waiting
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
@@ -246,19 +245,10 @@ class _Taking:
         self._local, self._directory = local, directory
         self._bare, self._store, self._place = bare, store, place
         self._settings, self._clock, self._rng, self._stop = settings, clock, rng, stop
-        writer = f"{rng.getrandbits(32):08x}"
         self._journal: JournalWriter[TierState] = JournalWriter(
-            bare, place.prefix, TierMachine(), writer=writer, clock=clock, rng=rng, stop=stop
+            bare, place.prefix, TierMachine(), clock=clock, rng=rng, stop=stop
         )
-        self._lease = Lease(
-            store,
-            place.prefix,
-            writer=writer,
-            holder=Holder.present(),
-            seconds=LEASE_S,
-            clock=clock,
-            known=lambda: self._journal.end,
-        )
+        self._lease = self._journal.lease(store, LEASE_S)
         self._copy = FactsCopy(store, place.prefix)
         self._renewed_s = clock.monotonic_s()
         self._taken: list[TimersTaken] = []
@@ -347,7 +337,7 @@ class _Taking:
         take_lease(self._lease, self._clock, self._stop, wait=self._settings.wait)
         self._journal.catch_up()
         self._require_same_store()
-        self._journal.take_epoch(asdict(Holder.present()), remembered=self._lease.remembered)
+        self._journal.take_epoch(remembered=self._lease.remembered)
         mine, known = store_document(self._local.identity, self._place), self._journal.state.store
         if not known.get("cluster") or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": mine}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +25,6 @@ from tiered.cli.serve import (
     bound_malloc,
     metrics_served,
     open_unless_stopped,
-    step_back,
 )
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
@@ -230,7 +230,8 @@ def behave(niceness: int) -> None:
     """Be a good neighbour of the broker."""
     if niceness > NICENESS_MAX:
         raise InvalidError(f"--nice goes from 0 to {NICENESS_MAX}, not {niceness}")
-    step_back(niceness)
+    if niceness > os.getpriority(os.PRIO_PROCESS, 0):  # everybody else on this machine goes first
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
     bound_malloc()
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fetcher.filters import Filter
     from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call, Results
+    from tiered.format.record import Record
     from tiered.log.cursor import QueueCursor
     from tiered.log.messages import Numbers
     from tiered.log.parts import Gap
@@ -460,9 +461,9 @@ class Printer:
                 )
                 for one in found
             ]
-        raw_body = self.wish.raw_body
-        said = messages.messages_json(records, batch.log_offset, raw_body=raw_body, wanted=wanted)
-        return len(said), [_line(message, self._incarnation) for message in said]
+        bodies = messages.bodies(records, wanted, raw_body=self.wish.raw_body)
+        both = zip(messages.items(records, wanted), bodies, strict=True)
+        return len(bodies), [_line(one.record, body, self._incarnation) for one, body in both]
 
     def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         """JSON objects as lines, or as elements of the document's array."""
@@ -478,18 +479,14 @@ class Printer:
         return [a + line for a, line in zip(lead, lines, strict=True)]
 
 
-def _line(message: dict[str, object], incarnation: tuple[int, bool] | None) -> bytes:
+def _line(record: Record, body: Buffer, incarnation: tuple[int, bool] | None) -> bytes:
     """A message for eyes: one line, nothing that a terminal would obey."""
-    from base64 import b64decode
-
-    stored_ms = message["store_timestamp_ms"]
-    assert isinstance(stored_ms, int)
-    body = b64decode(str(message["body_base64"]))
-    named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
-    place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
+    said = record.properties
+    named = [f"{name.lower()}={said[name]}" for name in ("TAGS", "KEYS") if said.get(name)]
+    place = f"{record.topic}/{record.queue_id}@{record.queue_offset}"
     if incarnation is not None:
         named.append(f"incarnation={incarnation[0]}" + " (truncated)" * incarnation[1])
-    return _text_line(stored_ms, place, named, body)
+    return _text_line(record.store_timestamp_ms, place, named, bytes(body))
 
 
 def _text_line(time_ms: int, place: str, named: Sequence[str], body: bytes) -> bytes:

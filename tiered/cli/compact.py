@@ -162,7 +162,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
         )
     if options.engine != "local":
         raise InvalidError("--archive is of the local engine", do="leave --engine out")
-    rows = []
+    rows, updated = [], 0
     at = open_workplace(call, options.url, give_up_s=options.give_up_s)
     archive = call.objects(url, give_up_s=options.give_up_s)
     for topic in _topics(call, options, at, partial(_archived, archive)):
@@ -172,6 +172,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
             made = update_latest(archive, plan, call.clock, at.new_id())
             files = [key for key, *_ in made.files]
             row |= {"latest_rows": made.rows, "latest_files": files}
+            updated += 1
         rows.append(row)
     document = {
         "format": 1,
@@ -179,7 +180,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
         **picked(at.place, "cluster", "broker"),
         "archive": url,
         "topics": rows,
-        "applied": True if options.apply else None,
+        "applied": {"topics": updated, "was_applied": not updated} if options.apply else None,
     }
     return show_plan(
         call,

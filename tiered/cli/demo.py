@@ -223,7 +223,9 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
     size = 0
     with made_store(call, store, clock) as writer:
         for start in range(0, count, _BATCH):
-            clock.stopped_ms = end_ms - round((1 - time_of_day(start / count)) * _DAY_MS)
+            share = start / count  # most come in the middle of the day
+            share += math.sin(2 * math.pi * share) / 10
+            clock.stopped_ms = end_ms - round((1 - share) * _DAY_MS)
             batch = [
                 NewMessage(
                     topic=TOPICS[number % len(TOPICS)],
@@ -237,11 +239,6 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
             ]
             size += sum(stored.size_bytes for stored in writer.append_batch(batch))
     return {"messages": count, "size_bytes": size, "topics": len(TOPICS), "queues": QUEUES}
-
-
-def time_of_day(share: float) -> float:
-    """When in a day, from 0 to 1, that share of its messages has come: most do in its middle."""
-    return share + math.sin(2 * math.pi * share) / 10
 
 
 class _PastClock:

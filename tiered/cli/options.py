@@ -240,6 +240,18 @@ class SpanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PatienceOptions:
+    """How long a store that refuses is asked again."""
+
+    give_up_s: float = option(
+        "exit with code 3 when the object store has refused for this long",
+        kinds.DURATION_S,
+        name="give-up-seconds",
+        default=60.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BrokersOptions:
     """Which of several brokers of a tier a command is for (``tiered.cli.fleet``)."""
 

@@ -17,7 +17,7 @@ from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import BrokersOptions, argument, flag, option, several
+from tiered.cli.options import BrokersOptions, PatienceOptions, argument, flag, option, several
 from tiered.cli.output import Table, show
 from tiered.cli.values import (
     counted,
@@ -47,7 +47,7 @@ HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(PatienceOptions):
     """What every command can be told that plans first, and then applies."""
 
     url: str = argument()
@@ -61,12 +61,6 @@ class PlanOptions:
         kinds.FILE,
     )
     exit_code: bool = flag("exit with code 1 if the plan has work")
-    give_up_s: float = option(
-        "exit with code 3 when the object store has failed this long",
-        kinds.DURATION_S,
-        name="give-up-seconds",
-        default=60.0,
-    )
 
 
 def open_workplace(

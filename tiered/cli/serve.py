@@ -6,7 +6,6 @@ Beside that what keeps such a process a good neighbour of the broker: memory giv
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -127,10 +126,7 @@ class Shown:
         self._opening = Opening(up)
         self._watched: Watched = self._opening
         self._more: Callable[[], Iterable[Sample]] = tuple
-        self.exposition = Exposition(table, self._samples)
-
-    def _samples(self) -> list[Sample]:
-        return [*self._watched.samples(), *self._more()]
+        self.exposition = Exposition(table, lambda: [*self._watched.samples(), *self._more()])
 
     def waits(self, what: str) -> None:
         """Name what opening waits for."""
@@ -299,9 +295,3 @@ def bound_malloc() -> None:
         mallopt(_M_ARENA_MAX, _ARENAS)
         mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _FREE_BYTES_MAX)
-
-
-def step_back(niceness: int) -> None:
-    """Let everybody else on this machine go first."""
-    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -368,18 +368,17 @@ def queue_listing(tier: OpenTier, queues: list[MessageQueue]) -> list[Row]:
 
 def incarnation_rows(tier: OpenTier, queue: MessageQueue) -> Iterator[Row]:
     """A row for each incarnation of a queue, oldest first."""
-    from tiered.log.state import is_tail
+    from tiered.log.state import state_word
 
     incarnations = tier.state.queues[queue]
     for number, incarnation in enumerate(incarnations):
         parts = incarnation.parts()
         times = parts.store_times or (None, None)
-        truncated = is_tail(incarnations, number)
         yield {
             **queue._asdict(),
             "incarnation": incarnation.number,
             **picked(incarnation, "min_offset", "commit_offset"),
-            "state": "truncated" if truncated else "ended" if incarnation.ended else "present",
+            "state": state_word(incarnations, number),
             "reason": incarnation.ended,
             "messages": parts.messages,
             "segments": len(incarnation.segments),

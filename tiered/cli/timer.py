@@ -14,7 +14,7 @@ from tiered.addresses import Address, addresses
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group
-from tiered.cli.options import argument, flag, option, required
+from tiered.cli.options import PatienceOptions, argument, flag, option, required
 from tiered.cli.output import Output, Row, Table, show
 from tiered.cli.serve import MetricsOptions, announce_lease, metrics_served
 from tiered.cli.signals import Stopper
@@ -107,7 +107,9 @@ def run_import(call: Call, options: TimerImportOptions) -> int:
             if stopper.received is None:
                 raise
             return stopper.exit_code
-    _tell_import(call, import_document(made, near_ms))
+    document = import_document(made, near_ms)
+    columns = list((document["sources"] or [{}])[0])
+    show(call, document, rows=document["sources"], columns=columns, lines=_import_lines(document))
     return NEEDS_A_PERSON if made.total.odd or made.waiting.is_behind_damage else DONE
 
 
@@ -127,11 +129,6 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
         "waiting_reason": made.waiting.reason,
         "sources": sources,
     }
-
-
-def _tell_import(call: Call, document: dict[str, Any]) -> None:
-    columns = list((document["sources"] or [{}])[0])
-    show(call, document, rows=document["sources"], columns=columns, lines=_import_lines(document))
 
 
 def _import_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -365,17 +362,11 @@ def _emit_messages(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimerCancelOptions:
+class TimerCancelOptions(PatienceOptions):
     """What ``tiered timer cancel`` can be told."""
 
     url: str = argument()
     msg_id: str = argument("unique id, as `tiered timer show` prints it")
-    give_up_s: float = option(
-        "exit with code 3 when the object store has failed this long",
-        kinds.DURATION_S,
-        name="give-up-seconds",
-        default=60.0,
-    )
 
 
 @TIMER.has("cancel", TimerCancelOptions)

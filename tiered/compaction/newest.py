@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from tiered.format.block import RecordBlock
-    from tiered.format.kafka_message import KafkaRecords
+    from tiered.format.kafka_batch import KafkaRecords
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
 

@@ -168,7 +168,7 @@ class ForeignHit(AnyHit):
 
 
 def hit_line(hit: AnyHit, *, raw_body: bool) -> bytes:
-    """As a line of JSON without its end; see ``tiered.log.messages``."""
+    """As a line of JSON without its end; see ``tiered.log.decode``."""
     if isinstance(hit, ForeignHit):
         return messages_lines(hit.batch.records, None, raw_body=raw_body)[0]
     assert isinstance(hit, Hit)

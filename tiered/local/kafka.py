@@ -59,6 +59,7 @@ from tiered.local.interface import (
     LeaderEpoch,
     Lineage,
     OpenTransaction,
+    PartitionFollower,
     Quarantined,
     RecordBatch,
     StoreIdentity,
@@ -80,7 +81,6 @@ from tiered.local.kafka_files import (
 )
 from tiered.local.layout import is_locked
 from tiered.local.mapped_file_queue import FileCache, directory_stamp, stat_if_there
-from tiered.local.partitions import PartitionFollower
 from tiered.local.queue_reader import fill_times
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 

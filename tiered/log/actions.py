@@ -119,7 +119,7 @@ class Head:
     log_offset: int  # of the part, likewise
     log_bytes: int  # bytes of records that stay
     holes: int  # items without a message that stay
-    last: int  # mark of the last item that stays (``tiered.log.fingerprints``), or 0
+    last: int  # mark of the last item that stays (``tiered.log.divergence``), or 0
     of_holes: int
     """Of the whole part: of one that was compacted since, other bytes are its beginning."""
 

@@ -107,7 +107,7 @@ class Part:
     holes: int  # items without a message
     store_min_ms: int  # smallest store time; -1 when all items are holes
     store_max_ms: int  # greatest store time; -1 likewise
-    last: int = 0  # fingerprint of the last item's record (``tiered.log.fingerprints``); 0: not known, or a hole
+    last: int = 0  # fingerprint of the last item's record (``tiered.log.divergence``); 0: not known, or a hole
     records_at: int = 0
     """Position of its first byte in the section's records: above 0 for what lies behind a cut."""
     items_at: int = 0  # number of its first item in the section

@@ -56,7 +56,7 @@ from tiered.log.actions import (
     read_action,
 )
 from tiered.log.bundles import named_sections
-from tiered.log.fingerprints import fingerprint_of
+from tiered.log.divergence import fingerprint_of
 from tiered.log.flat_file import ITEM
 from tiered.log.history import named_bundles
 from tiered.log.parts import Gap, Incarnation, Part, Parts, SectionRange, Segment, TierState

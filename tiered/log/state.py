@@ -316,6 +316,13 @@ def rest_of(part: Part, head: Part) -> Part:
     )
 
 
+def state_word(incarnations: Sequence[Incarnation], number: int) -> str:
+    """What has become of an incarnation of a queue: ``truncated``, ``ended`` or ``present``."""
+    if is_tail(incarnations, number):
+        return "truncated"
+    return "ended" if incarnations[number].ended else "present"
+
+
 def is_tail(incarnations: Sequence[Incarnation], number: int) -> bool:
     """Whether the incarnation at ``number`` is what a broker truncated, and its incarnation went on without it."""
     return (

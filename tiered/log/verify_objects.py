@@ -23,7 +23,7 @@ from tiered.format.record_kind import RecordKind, kind_of
 from tiered.journal.entry import INT_MAX, row_of
 from tiered.keys import parse_index_key
 from tiered.log.bundles import sections_of
-from tiered.log.fingerprints import fingerprint_of
+from tiered.log.divergence import fingerprint_of
 from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.parts import check_rows
 from tiered.log.ranges import Ranges, clipped, joined, without

@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from operator import ge
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +36,6 @@ from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import EPOCH, INT_MAX, json_text
-from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.replay import JournalReader, UnknownActionError
 from tiered.keys import JOURNAL
 from tiered.mount.protocol import Code, RefusalError
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.journal.entry import Action, Entry
+    from tiered.journal.lease import LeaseState
 
 # -- types of rows -------------------------------------------------------------------------------
 
@@ -367,7 +367,6 @@ class OffsetsKeeper:
             bare,
             prefix,
             MountMachine(),
-            writer=f"{rng.getrandbits(32):08x}",
             clock=clock,
             rng=rng,
             stop=self._stop,
@@ -376,15 +375,7 @@ class OffsetsKeeper:
         self._clock = clock
         self._failing_since_s: float | None = None
         self._unkept = self._unrenewed = ""
-        self._lease = Lease(
-            store,
-            prefix,
-            writer=self._journal.writer,
-            holder=Holder.present(),
-            seconds=lease_s,
-            clock=clock,
-            known=lambda: self._journal.end,
-        )
+        self._lease = self._journal.lease(store, lease_s)
         self.renewal_s = self._lease.renewal_seconds
         self.saved = 0
         """Snapshots written."""
@@ -422,7 +413,7 @@ class OffsetsKeeper:
                 where=error.where,
                 do="stop it, or serve under another --name",
             ) from error
-        self._journal.take_epoch(asdict(Holder.present()), remembered=self._lease.remembered)
+        self._journal.take_epoch(remembered=self._lease.remembered)
         self.handover = self._journal.state.handover
         return self._journal.state.offsets
 

@@ -733,10 +733,8 @@ def _said(text: str) -> str:
     """What Spark says, in one line: of a failure within it, what came first."""
     lines = text.strip().splitlines() or ["Spark says nothing"]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    if causes:
-        return causes[-1]
     is_ours = lines[0].endswith("Traceback (most recent call last):")
-    return lines[-1 if is_ours else 0]
+    return causes[-1] if causes else lines[-1 if is_ours else 0]
 
 
 def make_views(

@@ -51,9 +51,8 @@ from tiered.store.disk import (
     sync_folder,
 )
 from tiered.store.encoding import check_host
-from tiered.store.facts import of_block
 from tiered.store.keyindex import KeyIndex, has_cut_file, sizes_on_disk
-from tiered.store.listing import Listing, QueueEnd, QueueKinds
+from tiered.store.listing import Listing, QueueEnd, QueueKinds, of_block
 from tiered.store.new_message import parse_levels
 from tiered.store.store_options import StoreOptions
 from tiered.store.topictable import TopicTable

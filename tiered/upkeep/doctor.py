@@ -89,6 +89,11 @@ class Check:
     advice: str = ""  # what to do; empty when there is nothing to do
 
 
+def _judged(name: str, wrong: str, advice: str, well: str, status: str = WARN) -> Check:
+    """What is wrong and what to do about it; or, where that is nothing, that all is well."""
+    return Check(name, status, wrong, advice) if wrong else Check(name, OK, well)
+
+
 def examine(
     url: str,
     store: ObjectStore,
@@ -195,10 +200,9 @@ def _skew(store: ObjectStore, key: str, before_ms: int, clock: Clock) -> Iterato
     skew_ms = max(before_ms - 2000 - modified_ms, modified_ms - clock.now_ms() - 1000, 0)
     detail = f"{skew_ms / 1000:.0f} s between this clock and the store's"
     advice = "set the clock (NTP): leases last seconds, and S3 refuses what is 15 minutes off"
-    if skew_ms < _SKEW_WARN_MS:
-        yield Check("clock", OK, "agrees with the store's")
-    else:
-        yield Check("clock", FAIL if skew_ms >= _SKEW_FAIL_MS else WARN, detail, advice)
+    wrong = detail * (skew_ms >= _SKEW_WARN_MS)
+    status = FAIL if skew_ms >= _SKEW_FAIL_MS else WARN
+    yield _judged("clock", wrong, advice, "agrees with the store's", status)
 
 
 def _conditions(store: ObjectStore, probe_id: str) -> Check:
@@ -213,14 +217,8 @@ def _conditions(store: ObjectStore, probe_id: str) -> Check:
         if not found.distinguishes_case:
             detail += "; names that differ only in case are one here, so keys escape topics' capital letters"
         return Check(name, OK, detail)
-    missing = [
-        text
-        for text, can in (
-            ("put-if-absent", found.put_if_absent),
-            ("compare-and-set", found.compare_and_set),
-        )
-        if not can
-    ]
+    asked = {"put-if-absent": found.put_if_absent, "compare-and-set": found.compare_and_set}
+    missing = [text for text, can in asked.items() if not can]
     return Check(name, FAIL, f"{' and '.join(missing)} not honoured: no `attach`", advice)
 
 
@@ -240,13 +238,9 @@ def _folder(path: str) -> Iterator[Check]:
         path = os.path.dirname(path)  # noqa: PTH120 (likewise)
     found = os.statvfs(path)
     advice = "make room: a full tier stops tiering, and local retention goes on"
+    size = found.f_bavail * found.f_frsize
     for name, free, total, text in (
-        (
-            "free_space",
-            found.f_bavail,
-            found.f_blocks,
-            f"{found.f_bavail * found.f_frsize:,} bytes",
-        ),
+        ("free_space", found.f_bavail, found.f_blocks, f"{size:,} bytes"),
         ("free_inodes", found.f_favail, found.f_files, f"{found.f_favail:,} files"),
     ):
         share = free / total if total else 1.0  # some file systems count no inodes
@@ -256,44 +250,34 @@ def _folder(path: str) -> Iterator[Check]:
 
 def _bucket(location: str, options: S3Options) -> Iterator[Check]:
     host = plain_http_host(location, options)
-    if host and host not in _LOOPBACK:
-        yield Check(
-            "encryption", WARN, f"messages go to {host} by plain http", "use an https endpoint"
-        )
-    else:
-        yield Check("encryption", OK, "https" if not host else "plain http, on this machine")
-    yield from _object_lock(location, options)
+    wrong = f"messages go to {host} by plain http" if host and host not in _LOOPBACK else ""
+    well = "plain http, on this machine" if host else "https"
+    yield _judged("encryption", wrong, "use an https endpoint", well)
+    yield _object_lock(location, options)
     try:
         rules = read_rules(location, options)
     except (BackendError, ConfigurationError) as error:
         detail = f"the bucket's rules cannot be read: {error}"
         yield Check("lifecycle", OK, detail, "look at them yourself, or allow reading them")
         return
-    if rules.harmful:
-        advice = "restrict the rule to other prefixes; `tiered expire` deletes by age, safely"
-        yield Check("lifecycle", FAIL, "; ".join(rules.harmful), advice)
-    else:
-        yield Check("lifecycle", OK, "no rule deletes or moves what is in the tier")
-    if rules.versioning == "Enabled":
-        advice = "expire noncurrent versions by a lifecycle rule; `tiered gc --erase` deletes those of messages"
-        yield Check("versioning", WARN, "deleted objects stay as old versions, and cost", advice)
-    else:
-        yield Check("versioning", OK, "off")
+    advice = "restrict the rule to other prefixes; `tiered expire` deletes by age, safely"
+    well = "no rule deletes or moves what is in the tier"
+    yield _judged("lifecycle", "; ".join(rules.harmful), advice, well, FAIL)
+    wrong = "deleted objects stay as old versions, and cost" * (rules.versioning == "Enabled")
+    advice = "expire noncurrent versions by a lifecycle rule; `tiered gc --erase` deletes those of messages"
+    yield _judged("versioning", wrong, advice, "off")
 
 
-def _object_lock(location: str, options: S3Options) -> Iterator[Check]:
+def _object_lock(location: str, options: S3Options) -> Check:
     try:
         kept = read_object_lock(location, options)
     except (BackendError, ConfigurationError) as error:
         detail = f"the bucket does not say whether it locks objects: {error}"
-        yield Check("object_lock", OK, detail, "look at it yourself, or allow reading it")
-        return
-    if kept:
-        detail = f"Object Lock keeps each new object ({kept}): what is deleted stays as an old version until then"
-        advice = "count it into the costs; what must be erased sooner belongs into a bucket without this rule"
-        yield Check("object_lock", WARN, detail, advice)
-    else:
-        yield Check("object_lock", OK, "no rule of Object Lock keeps new objects")
+        return Check("object_lock", OK, detail, "look at it yourself, or allow reading it")
+    detail = f"Object Lock keeps each new object ({kept}): what is deleted stays as an old version until then"
+    advice = "count it into the costs; what must be erased sooner belongs into a bucket without this rule"
+    well = "no rule of Object Lock keeps new objects"
+    return _judged("object_lock", detail if kept else "", advice, well)
 
 
 # -- the tier, the local store, this machine ----------------------------------------------------
@@ -340,11 +324,9 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
         GONE: "its writer was killed",
         UNREADABLE: "it cannot be read",
     }
-    if found.word in words:
-        advice = "start the writer again, if it should run; the next one takes the lease"
-        yield Check("lease", WARN, f"{name}: {words[found.word]}", advice)
-    else:
-        yield Check("lease", OK, f"{name}: {found.word}")
+    wrong = f"{name}: {words[found.word]}" if found.word in words else ""
+    advice = "start the writer again, if it should run; the next one takes the lease"
+    yield _judged("lease", wrong, advice, f"{name}: {found.word}")
     if found.is_held:
         rate = read_rate(store, place.prefix, found.number, clock.now_ms())
         if (document := rate_document(rate)) is not None:
@@ -355,10 +337,8 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
 def _freshness() -> Check:
     """What the greatest cost of tiering to S3 is, before it is met."""
     prices = ", ".join(f"${dearest(s).dollars:.0f} with {s} s" for s in (2, 10, 60))
-    detail = (
-        f"requests of a writer cost at most so much a month, while bundles are not full: {prices}"
-    )
-    return Check("freshness", OK, detail)
+    said = "requests of a writer cost at most so much a month, while bundles are not full"
+    return Check("freshness", OK, f"{said}: {prices}")
 
 
 def _foreign(store: ObjectStore, place: Place) -> Check:
@@ -388,10 +368,9 @@ def _local(open_local: Callable[[], LocalStore]) -> Check:
         return Check("local_store", FAIL, str(error), "give the broker's store directory, readable")
     messages = sum(bounds.end - bounds.min for bounds in queues.values())
     detail = f"{messages:,} messages in {len(queues)} queues"
-    if report.damaged_records:
-        detail += f", {report.damaged_records} damaged records so far"
-        return Check("local_store", WARN, detail, "they go to quarantine; look at the disk")
-    return Check("local_store", OK, detail)
+    wrong = f"{detail}, {report.damaged_records} damaged records so far"
+    advice = "they go to quarantine; look at the disk"
+    return _judged("local_store", wrong if report.damaged_records else "", advice, detail)
 
 
 def _packages() -> Check:
@@ -447,7 +426,9 @@ def trial_store(
         _require_makeable(folder, is_new=is_new)
     try:
         is_tier = bool(_places(store))
-        other = None if is_tier else _other_thing(store)
+        traces = (PREFIX, SCRATCH, HIDDEN)
+        others = (i.key for i in store.list("") if not i.key.startswith(traces))
+        other = None if is_tier else next(others, None)
     except BackendError:
         yield store  # it cannot be reached, which the first check says
         return
@@ -470,12 +451,6 @@ def _require_makeable(folder: Path, *, is_new: bool) -> None:
             where=str(folder),
             do="check the URL, and that the disk is mounted",
         )
-
-
-def _other_thing(store: ObjectStore) -> str | None:
-    """The first object that is not a trace of a probe."""
-    traces = (PREFIX, SCRATCH, HIDDEN)
-    return next((i.key for i in store.list("") if not i.key.startswith(traces)), None)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """gc: deletes what no reader can reach any more. Plan, then apply.
 
-Overview: ``plan_gc`` looks at the tier (``survey``); ``tiered.log.orphans`` decides. ``apply_gc`` writes a
+Overview: ``plan_gc`` looks at the tier (``survey``); ``tiered.log.history`` decides. ``apply_gc`` writes a
 ledger record (whose time of writing is the clock by which ages are held), looks again, takes an epoch when the plan needs
 one, and deletes in batches.
 
@@ -35,9 +35,18 @@ from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, TieredStoreError
 from tiered.format.bundle import FOOTER_BYTES, tail_bytes
 from tiered.keys import DATA_ROOTS, JOURNAL, maker_of
-from tiered.log.history import TierHistory, named_bundles, named_objects
+from tiered.log.history import (
+    Deletion,
+    GivenUp,
+    KnownObjects,
+    OrphanPlan,
+    TierHistory,
+    given_up,
+    named_bundles,
+    named_objects,
+    plan_orphans,
+)
 from tiered.log.merge import MergePolicy, plan_erasure
-from tiered.log.orphans import Deletion, GivenUp, KnownObjects, OrphanPlan, given_up, plan_orphans
 from tiered.upkeep.workplace import (
     Ledger,
     TierPlan,
@@ -311,7 +320,7 @@ def _batches(deletions: list[Deletion]) -> Iterator[list[Deletion]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# One look at a tier for gc, and what ``tiered.log.orphans`` decides of it. Changes nothing. Order: lease, listing,
+# One look at a tier for gc, and what ``tiered.log.history`` decides of it. Changes nothing. Order: lease, listing,
 # then the journal's recent history, so that every name that was there before the listing is seen.
 # --------------------------------------------------------------------------------------------------
 
@@ -438,9 +447,7 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
     a symbolic link that somebody has put into a tier's folder.
     """
     for key in sorted(missing)[:MISSING_LOOKED_AT]:
-        try:
-            store.head(prefix + key)
-        except ObjectNotFoundError:
+        if _is_gone(store, prefix + key):
             yield f"{prefix}{key} is named by the journal and is gone"
         else:
             yield (
@@ -450,16 +457,19 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
             )
 
 
+def _is_gone(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except ObjectNotFoundError:
+        return True
+    return False
+
+
 def _truly_missing(
     store: ObjectStore, prefix: str, history: TierHistory, missing: set[str]
 ) -> Iterator[str]:
     """What an entry names and is not there: what came behind the listing is, and what was unnamed meanwhile may go."""
-    gone: list[str] = []
-    for key in sorted(missing)[:MISSING_LOOKED_AT]:
-        try:
-            store.head(prefix + key)
-        except ObjectNotFoundError:
-            gone.append(key)
+    gone = [key for key in sorted(missing)[:MISSING_LOOKED_AT] if _is_gone(store, prefix + key)]
     if gone:
         history.follow()
         named = named_objects(history.state)
@@ -525,7 +535,7 @@ def look_for_versions(at: Workplace, bucket: Bucket, *, deletes: bool) -> OldVer
 # --------------------------------------------------------------------------------------------------
 # Erasing: bundles that share given-up messages with others are rewritten without them, as a plan of ``gc`` says.
 #
-# Overview: ``tiered.log.orphans`` finds such bundles, for any ``gc``; ``plan_erasure`` (``tiered.log.merge``) says
+# Overview: ``tiered.log.history`` finds such bundles, for any ``gc``; ``plan_erasure`` (``tiered.log.merge``) says
 # what becomes of them; the merger makes it, and ``merge`` entries name it. From then on nobody names the old bundles,
 # and a later ``gc`` deletes them after its grace, as it does all others: readers that are at work get to their end.
 #

@@ -663,14 +663,11 @@ def apply_rebuild_index(
     plan: IndexPlan,
     *,
     items_max: int,
-    directory: str | None = None,
     told: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> dict[str, Any]:
     """Drop what the plan says, and cover all that is not covered now.
 
     Args:
-        directory: For the work file; None: the system's for temporary files.
-
     Returns:
         What was done: ``dropped``, ``objects``, ``items``, ``size_bytes``, what is left: ``unindexed_messages``, and
         ``damaged``: queues that cannot be read on, and why.
@@ -678,7 +675,7 @@ def apply_rebuild_index(
     Raises:
         FencedError: A writer is at work, or has taken over.
     """
-    run = _RebuildRun(at, in_new_epoch(at), items_max, directory)
+    run = _RebuildRun(at, in_new_epoch(at), items_max)
     try:
         require_same_tier(plan, run.journal.state)
         dropped = run.drop([one.key for one in plan.steps])
@@ -700,13 +697,7 @@ def apply_rebuild_index(
 
 
 class _RebuildRun:
-    def __init__(
-        self,
-        at: Workplace,
-        journal: JournalWriter[TierState],
-        items_max: int,
-        directory: str | None,
-    ) -> None:
+    def __init__(self, at: Workplace, journal: JournalWriter[TierState], items_max: int) -> None:
         sequence = itertools.count()
         self._at = at
         self._epochs_left = EPOCHS_MAX
@@ -716,7 +707,6 @@ class _RebuildRun:
             at.store,
             at.prefix,
             lambda: keys.ObjectId(self.journal.epoch, self.journal.writer, next(sequence)),
-            directory=directory,
         )
         self.indexer = Indexer(self.builder, at.store, at.prefix)
         self.done = {"objects": 0, "items": 0, "size_bytes": 0}

@@ -33,7 +33,7 @@ from tiered.format.record import QUEUE_OFFSET_AT
 from tiered.keys import parse_data_key
 from tiered.local.catalog import TIMER_TOPICS
 from tiered.log.bundles import Tabled, read_bundle_table
-from tiered.log.fingerprints import fingerprint_of
+from tiered.log.divergence import fingerprint_of
 from tiered.log.flat_file import encode_items
 from tiered.log.history import named_objects, parts_by_bundle
 from tiered.log.merge import BUNDLE_BYTES_MAX, MergeOutput, MergeRun

@@ -560,7 +560,7 @@ def _text(plan: PlanDocument) -> bytes:
 #
 # A record's form is that of ``tiered.journal.entry.seal_text``. It says what a plan was by counts and a digest, not by
 # a list, so it stays small however much is deleted; ``gc`` deletes old records
-# (``tiered.log.orphans.LEDGER_KEPT_MS``).
+# (``tiered.log.history.LEDGER_KEPT_MS``).
 # --------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.merge import run_bytes
-from tiered.log.state import is_tail
+from tiered.log.state import state_word
 from tiered.model import MessageQueue
 from tiered.upkeep.status import UnreadBroker, bills_requests, retry_remarks
 from tiered.web import browse
@@ -38,6 +38,10 @@ MAPS_MAX: Final = 64
 """Queues of a topic that are drawn."""
 PAIRS: Final = 5
 """Headers of a message that a list shows."""
+PAIR_CHARS: Final = 80
+"""Of the value of each."""
+KEY_BYTES: Final = 1000
+"""Of a key that an address has room for."""
 HOURS_DRAWN: Final = 168
 LAG_WARN_S: Final = 60.0
 QUARANTINE_LISTED: Final = 10_000
@@ -358,11 +362,7 @@ def queue(sources: PageSources, query: PageQuery) -> Page:
             {
                 "at": number,
                 "number": one.number,
-                "state": "truncated"
-                if is_tail(incarnations, number)
-                else "ended"
-                if one.ended
-                else "present",
+                "state": state_word(incarnations, number),
                 "reason": one.ended,
                 "min_offset": int(one.min_offset),
                 "commit_offset": int(one.commit_offset),
@@ -436,6 +436,8 @@ def messages(sources: PageSources, query: PageQuery) -> Page:
     """Messages of a queue from an offset or a time on, or of a topic with a key; only those that a filter lets pass."""
     view, names = _broker(sources, query)
     said = {name: query.text(name) for name in ("offset", "time", "key", "tag", "sql")}
+    if names["kind"] != ROCKETMQ:
+        said["key"] = query.values.get("key", "")  # any bytes are one, spaces at its ends too
     wanted = {name: value for name, value in said.items() if value}
     names |= {"topic": query.need("topic"), "said": said, "shows_bodies": sources.shows_bodies}
     topic_queues = sorted(q.queue_id for q in view.facts.state.queues if q.topic == names["topic"])
@@ -517,7 +519,10 @@ def _message_row(
         "queue_id": message.get("queue_id", message.get("partition", names["queue_id"])),
         "time_ms": next((message[name] for name in _TIMES if name in message), None),
         "key": browse.text_of(message.get("key_base64"), 80),
-        "pairs": browse.pairs_of(message)[1][:PAIRS],
+        "pairs": [
+            (name, value if value is None or len(value) <= PAIR_CHARS else f"{value[:PAIR_CHARS]}…")
+            for name, value in browse.pairs_of(message)[1][:PAIRS]
+        ],
         "size_bytes": None if body is None else len(body),
         "preview": "",
     }
@@ -544,6 +549,9 @@ def message(sources: PageSources, query: PageQuery) -> Page:
     key = browse.key_of(row.message) if row.message is not None else None
     names |= {
         "key": None if key is None else browse.shown_body(key),
+        "searched": key.decode("utf-8", "surrogateescape")
+        if key and len(key) <= KEY_BYTES
+        else None,
         "pairs": browse.pairs_of(row.message) if row.message is not None else ("", []),
         "topic": reader.queue.topic,
         "queue_id": reader.queue.queue_id,

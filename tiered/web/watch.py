@@ -350,7 +350,6 @@ def _lagging(document: Document) -> Iterator[tuple[str, dict[str, Any]]]:
 
 FRESH_S = 5.0
 """Between two looks at the log: a listing each."""
-_EVERY = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
