@@ -56,6 +56,7 @@ test: .venv/.installed-test system ## every test but the slow ones, with what th
 
 test-all: .venv/.installed-test system ## the slow tests too
 	@requirements/system.sh chromium
+	@requirements/system.sh containers
 	@$(SHARED) $(PYTEST_ARGS)
 
 simulate: .venv/.installed-test ## SEEDS=100000 seeded runs of writers, faults and crashes on a virtual clock, in parallel

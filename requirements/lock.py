@@ -11,6 +11,7 @@
 | uv.txt, go.txt | one tool each, for machines that lack it | bootstrap, building MinIO |
 | iceberg-*.txt | programs that read Iceberg, in versions for which they can | slow tests |
 | site.txt | what builds the documentation's site | `make docs-site` |
+| compose.txt | what runs a compose file with podman | a slow test |
 | kubernetes.txt | what holds a manifest to Kubernetes' schemas | a slow test |
 | airflow.txt | Airflow without its many services, for the DAG of the docs | a slow test |
 
@@ -43,6 +44,7 @@ TOOLS = {
     ],
     "iceberg-spark.txt": ["pyspark==4.1.4"],  # the newest that has a runtime of Iceberg
     "site.txt": ["mkdocs==1.6.1", "mkdocs-material==9.8.2"],
+    "compose.txt": ["podman-compose==1.5.0"],
     "kubernetes.txt": ["kubernetes-validate==1.37.0"],  # schemas of Kubernetes 1.37 and before
     "airflow.txt": ["apache-airflow-core==3.3.2", "apache-airflow-providers-standard==1.21.0"],
 }

@@ -2,7 +2,8 @@
 # What the tests want beside Python packages: a JDK with Maven, the oracles (RocketMQ, Kafka) built with them, MinIO, and Chromium.
 #
 #   system.sh         all of it
-#   system.sh minio   MinIO alone; likewise `promtool`, which checks metrics and alert rules, and `chromium`, for slow tests
+#   system.sh minio   MinIO alone; likewise `promtool`, which checks metrics and alert rules, with Prometheus itself; and for
+#                     slow tests `chromium`, and `containers`: buildah and podman with all that they need
 #
 # Says what is there, installs what can be had (the JDK and Maven with apt, as root; MinIO is built, with Go on PATH or from
 # the package index), and names loudly what has to be left out. With TIERED_REQUIRE=1 anything left out is a failure.
@@ -80,9 +81,15 @@ minio() {
     go=$(go_command) && GO=$go localstack/minio.sh install
 }
 
+containers() { # netavark and aardvark-dns are for names between containers; runc runs where crun does not
+    local packages=(buildah podman runc netavark aardvark-dns debootstrap)
+    dpkg --status "${packages[@]}" &>/dev/null && return
+    apt_install "${packages[*]}" "${packages[@]}" || { tail -20 .tools/apt.log 2>/dev/null >&2 && return 1; }
+}
+
 promtool() { # out of Debian's package of Prometheus, without installing that: it would start a server
     local home=${PROMTOOL_HOME:-$HOME/.cache/tiered-promtool} made
-    [[ $(type -P promtool) || -x $home/promtool ]] && return
+    [[ $(type -P promtool) && $(type -P prometheus) || -x $home/promtool && -x $home/prometheus ]] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
     made=$(mktemp -d)
     chmod 755 "$made"
@@ -92,7 +99,7 @@ promtool() { # out of Debian's package of Prometheus, without installing that: i
     fi
     dpkg-deb -x "$made"/prometheus_*.deb "$made/x"
     mkdir -p "$home"
-    mv "$made/x/usr/bin/promtool" "$home/promtool"
+    mv "$made"/x/usr/bin/{prometheus,promtool} "$home"
     rm -rf "$made"
 }
 
@@ -114,8 +121,9 @@ if [[ ${1:-all} == all ]]; then
     fi
 fi
 if [[ ${1:-} == chromium ]]; then want chromium "Chromium" "slow tests of the pages in a browser"; fi
+if [[ ${1:-} == containers ]]; then want containers "buildah and podman" "slow tests of the image and the compose file"; fi
 if [[ ${1:-all} == all || ${1:-} == minio ]]; then want minio "MinIO" "tests marked go"; fi
-if [[ ${1:-all} == all || ${1:-} == promtool ]]; then want promtool "promtool" "tests of alert rules and of the metrics' form"; fi
+if [[ ${1:-all} == all || ${1:-} == promtool ]]; then want promtool "Prometheus with promtool" "tests of alert rules and of the metrics' form"; fi
 
 ((${#left_out[@]})) || exit 0
 {

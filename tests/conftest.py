@@ -111,12 +111,22 @@ def moto_environment(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
 @pytest.fixture(scope="session")
 def promtool() -> Path:
     """Prometheus' own checker of metrics and rules."""
+    return _of_prometheus("promtool")
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> Path:
+    """Prometheus itself."""
+    return _of_prometheus("prometheus")
+
+
+def _of_prometheus(name: str) -> Path:
     cached = Path(os.environ.get("PROMTOOL_HOME") or Path.home() / ".cache/tiered-promtool")
-    found = shutil.which("promtool") or shutil.which("promtool", path=cached)
+    found = shutil.which(name) or shutil.which(name, path=cached)
     return (
         Path(found)
         if found
-        else missing("promtool is not installed; requirements/system.sh promtool fetches it")
+        else missing(f"{name} is not installed; requirements/system.sh promtool fetches it")
     )
 
 

@@ -123,10 +123,36 @@ def test_rules_are_sound(promtool: Path):
 
 
 def test_each_rule_fires_in_its_incident(promtool: Path, tmp_path: Path):
-    waits = {"TieredIndexFails": "70m"}
+    waits = {"TieredIndexFails": "70m", "TieredLagOfRate": "80m"}
     tests = [
         expecting(alert, incident, waits.get(alert, AT), fires=True)
         for alert, incident in INCIDENTS.items()
+    ]
+    run_promtool(promtool, tmp_path, tests)
+
+
+def test_a_rate_that_holds_a_topic_back_is_named_and_nothing_else_fires(
+    promtool: Path, tmp_path: Path
+):
+    """Another topic's lag still does, and the danger that the broker deletes what is behind."""
+    held = INCIDENTS["TieredLagOfRate"]
+    other = {
+        **held,
+        "series": [
+            *held["series"],
+            {**held["series"][0], "series": held["series"][0]["series"].replace('"t"', '"u"')},
+        ],
+        "labels": {**held["labels"], "topic": "u"},
+    }
+    day = {
+        "series": [{**held["series"][0], "values": "90000x90"}, held["series"][1]],
+        "labels": {**held["labels"], "severity": "critical"},
+    }
+    tests = [
+        expecting("TieredLag", held, "80m", fires=False),
+        expecting("TieredLagOfRate", held, "30m", fires=False),
+        expecting("TieredLag", other, "80m", fires=True),
+        expecting("TieredRetentionNear", day, "80m", fires=True),
     ]
     run_promtool(promtool, tmp_path, tests)
 

@@ -15,7 +15,7 @@ from backends.base import ObjectInfo
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.errors import DataError
-from tiered.journal.checkpoint import (
+from tiered.journal.replay import (
     CheckpointText,
     decode_checkpoint,
     encode_checkpoint,

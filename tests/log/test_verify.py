@@ -33,8 +33,8 @@ from tiered.format.bundle import (
     pack_table,
     read_table,
 )
-from tiered.journal.checkpoint import decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
+from tiered.journal.replay import decode_checkpoint, encode_checkpoint
 from tiered.keys import LEASE, ObjectId, bundle_key
 from tiered.log.bundles import SectionRow, bundle_row, table_of
 from tiered.log.composite import CommitColumns

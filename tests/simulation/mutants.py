@@ -24,7 +24,7 @@ from tiered.dispatch import continuity, group_commit, merging
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter, RoundBuilder, Uploader
 from tiered.dispatch.merging import Merger
-from tiered.journal import checkpoint
+from tiered.journal import replay
 from tiered.journal.append import JournalWriter
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
@@ -217,7 +217,7 @@ def _checkpoint_believed() -> Patches:
         except ObjectNotFoundError:
             return checked(self, number)
         text = b"%s\n%08x\n" % (line, zlib_ng.crc32(line))
-        found = checkpoint.decode_checkpoint(text, where=key)
+        found = replay.decode_checkpoint(text, where=key)
         return self._machine.load(found.state), found.last
 
     return [mock.patch.object(JournalReader, "read_checkpoint", believed)]

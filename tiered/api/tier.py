@@ -155,7 +155,7 @@ class Tier(Closing):
 
         Args:
             columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of other stores'
-                queues those of ``tiered.api.arrow`` and ``jmq_arrow``). What is left out costs nothing.
+                queues ``KAFKA_COLUMNS`` and ``JMQ_COLUMNS`` there). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:

@@ -1,7 +1,7 @@
 """What is archived, as one table: a row for each offset range, in order of queue and offset.
 
 The table lies in *runs*: Parquet files, the same in memory and as objects, since each is a shard of checkpoints
-(``tiered.journal.checkpoint``). Of a run the numbers that planning asks for are columns in memory; the rest is unpacked a
+(``tiered.journal.replay``). Of a run the numbers that planning asks for are columns in memory; the rest is unpacked a
 row group at a time, when somebody looks. What changed since the last checkpoint lies beside the runs, as values.
 
 What a later run says of a queue and a first offset holds, and what changed holds before all runs; an offset range that ends
@@ -36,8 +36,8 @@ from tiered.archive.model import (
     kind_of,
 )
 from tiered.errors import DataError
-from tiered.journal.checkpoint import digest_of
 from tiered.journal.entry import INT_MAX
+from tiered.journal.replay import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

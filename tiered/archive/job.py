@@ -64,7 +64,7 @@ from tiered.archive.stale import decode_again, stale_rows
 from tiered.archive.task import JobContext, divide, do_work, find_lost, task_reader
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
-from tiered.journal.checkpoint import trim_journal
+from tiered.journal.replay import trim_journal
 from tiered.log.parts import Gap
 from tiered.log.reader import TierReader
 from tiered.metrics import Metric, MetricType, Sample, render

@@ -22,8 +22,13 @@ from backends.lazy_dataclass import dataclass
 from tiered import keys
 from tiered.errors import DataError
 from tiered.format.bundle import FOOTER_BYTES, SECTION_ROW, SectionTable, pack_table
-from tiered.journal.checkpoint import CHECKPOINTS_KEPT, is_trimmed, replay_starts, trim_bound
-from tiered.journal.replay import JournalReader
+from tiered.journal.replay import (
+    CHECKPOINTS_KEPT,
+    JournalReader,
+    is_trimmed,
+    replay_starts,
+    trim_bound,
+)
 from tiered.keys import DATA_ROOTS, entry_key, maker_of, parse_journal_key
 from tiered.log.bundles import PLAIN, named_sections
 from tiered.log.parts import PART
@@ -344,7 +349,7 @@ def _keys_in(value: Any) -> Iterator[str]:  # noqa: ANN401 (JSON values)
 #     * it was written longer ago than the grace, by the store's own time.
 #
 # Quarantined records go when their queue offset has expired; entries and checkpoints when the journal is trimmed behind
-# them (``tiered.journal.checkpoint``); so do second copies of checkpoints, but for the newest two: where copying has
+# them (``tiered.journal.replay``); so do second copies of checkpoints, but for the newest two: where copying has
 # failed since, these may be older than what is left of the journal. Probe objects, left by a crash in the middle of a
 # probe, go by their age alone; records of the ledger when they are older than ``LEDGER_KEPT_MS``, too. What this program
 # does not know is never deleted, only named.

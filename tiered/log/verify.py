@@ -38,10 +38,9 @@ from tiered.errors import (
     TieredStoreError,
 )
 from tiered.format.heads import is_same_batch
-from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts
 from tiered.journal.entry import EPOCH, checksum, decode_entry
 from tiered.journal.lease import read_lease
-from tiered.journal.replay import JournalReader
+from tiered.journal.replay import CHECKPOINTS_KEPT, JournalReader, replay_starts
 from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key
 from tiered.local.interface import HoleReason
 from tiered.log.broker_tables import HANDOVER, is_handed_over, read_handover

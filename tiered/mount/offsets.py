@@ -34,9 +34,8 @@ from backends.lazy_dataclass import dataclass
 from tiered.api.broker_place import mounts_below
 from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
-from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import EPOCH, INT_MAX, json_text
-from tiered.journal.replay import JournalReader, UnknownActionError
+from tiered.journal.replay import JournalReader, UnknownActionError, trim_journal
 from tiered.keys import JOURNAL
 from tiered.mount.protocol import Code, RefusalError
 

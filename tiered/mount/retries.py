@@ -58,7 +58,7 @@ from tiered.format.record import (
     record_bytes,
 )
 from tiered.journal.append import JournalWriter
-from tiered.journal.checkpoint import trim_journal
+from tiered.journal.replay import trim_journal
 from tiered.keys import BUNDLE
 from tiered.local.catalog import DEAD_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
 from tiered.local.interface import RecordBatch
