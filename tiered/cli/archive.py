@@ -111,7 +111,7 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
         kinds.COUNT,
         default_text="one for each processor",
     )
-    topics: tuple[str, ...] = several("topics to archive", kinds.GLOBS, default_text="all")
+    topics: tuple[str, ...] = several("only these topics", kinds.GLOBS)
     exclude: tuple[str, ...] = several("topics to leave out", kinds.GLOBS)
     from_: Moment | None = option("skip segments that end before this time", kinds.TIME)
     until: Moment | None = option("skip segments that begin at or after this time", kinds.TIME)

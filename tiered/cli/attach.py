@@ -67,7 +67,7 @@ class AttachOptions(ServingOptions):
         "with --once: also merge this run's objects, not only what earlier runs left due",
         needs="once decommission",
     )
-    topics: tuple[str, ...] = several("topics to tier", kinds.GLOBS, default_text="all")
+    topics: tuple[str, ...] = several("only these topics", kinds.GLOBS)
     exclude: tuple[str, ...] = several("topics to leave out", kinds.GLOBS)
     start: str | Moment = option(
         "where a queue new to the tier begins: earliest, latest, or a time",

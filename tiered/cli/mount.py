@@ -170,8 +170,7 @@ class MountOptions(ServingOptions):
 def run(call: Call, options: MountOptions) -> int:
     """Serves a tier read-only to RocketMQ's clients.
 
-    Consumers of a broker that is gone continue here, with their offsets; see docs/mount.md. For replicas of a living
-    broker see docs/cold-reads.md.
+    See docs/mount.md; for replicas of a living broker docs/cold-reads.md.
 
     Examples:
         tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876

@@ -444,9 +444,7 @@ class ExpireOptions(GiveUpOptions, FleetPlanOptions):
 
     broker_columns: ClassVar = ("messages", "segments", "size_bytes", "applied")
 
-    topics: tuple[str, ...] = several(
-        "topics whose messages expire", kinds.GLOBS, default_text="all"
-    )
+    topics: tuple[str, ...] = several("only these topics", kinds.GLOBS)
     ttl_ms: int | None = option(
         "expire segments whose newest message is older",
         kinds.DURATION_MS,

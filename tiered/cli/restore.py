@@ -55,7 +55,7 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
         "store directory to make, empty or missing; built in DIR.restoring",
         kinds.DIR,
     )
-    topics: tuple[str, ...] = several("topics to restore", kinds.GLOBS, default_text="all")
+    topics: tuple[str, ...] = several("only these topics", kinds.GLOBS)
     offsets_of: str | None = option(
         "mount whose consumer offsets to use (its --name, with /ADDRESS if --shared)",
         kinds.NAME,
@@ -74,7 +74,7 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 def run(call: Call, options: RestoreOptions) -> int:
     """Rebuilds a broker's store directory from a tier.
 
-    Queue offsets stay; docs/mount.md says what changes. After an interruption repeat the command.
+    Queue offsets stay. Repeat it after an interruption. See docs/mount.md.
 
     Examples:
         tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run

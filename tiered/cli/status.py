@@ -72,8 +72,6 @@ class StatusOptions:
 def run(call: Call, options: StatusOptions) -> int:
     """Shows how far each queue is tiered, and what is pending.
 
-    Several brokers have a line each, the worst first.
-
     Examples:
         tiered status file:///tmp/tier
         tiered status s3://bucket/prefix --store /data/rocketmq/store --json

@@ -55,7 +55,7 @@ class BundleOptions:
 def run(call: Call, options: BundleOptions) -> int:
     """Collects what support needs in one file, without secrets.
 
-    Contains settings, versions, the output of doctor and status, and log lines and metrics if named.
+    It has settings, versions, and what doctor and status say.
 
     Examples:
         tiered support-bundle s3://bucket/prefix bundle.tar.gz --log-file /var/log/tiered.log

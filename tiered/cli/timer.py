@@ -77,7 +77,7 @@ class TimerImportOptions:
 def run_import(call: Call, options: TimerImportOptions) -> int:
     """Imports a broker's pending timers into the tier, once.
 
-    Imports messages due later than --near from a live or dead store; may be repeated. See docs/timers.md.
+    The store may be live or dead. See docs/timers.md.
 
     Examples:
         tiered timer import /data/rocketmq/store --to s3://bucket/prefix
@@ -424,8 +424,7 @@ class TimerRunOptions(MetricsOptions):
 def run_run(call: Call, options: TimerRunOptions) -> int:
     """Delivers messages when they are due, each once.
 
-    Hands messages over hour by hour, before they are due, to an embedded store or to the timer wheel of live brokers.
-    The next run continues after a kill. See docs/timers.md.
+    Messages go hour by hour to an embedded store or to the timer wheel of live brokers. See docs/timers.md.
 
     Examples:
         tiered timer run s3://bucket/prefix --to /data/timers
