@@ -15,8 +15,8 @@ from support.opened import ORDERS, Made
 
 from fetcher.filters import FilterError
 from tiered.api.arrow import load_pyarrow
-from tiered.api.kafka_arrow import KAFKA_COLUMNS, kafka_columns, kafka_schema
 from tiered.api.message import KafkaMessage
+from tiered.api.other_arrow import KAFKA_COLUMNS, kafka_columns, kafka_schema
 from tiered.errors import InvalidError
 from tiered.format.kafka_message import records_of
 

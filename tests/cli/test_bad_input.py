@@ -236,6 +236,16 @@ def test_a_misspelled_topic_gets_a_suggestion(
     assert ran.error.endswith("; did you mean 'orders'?")
 
 
+@pytest.mark.parametrize("name", ["bundle.zip", "bundle.tar", "bundle"])
+def test_a_support_bundle_under_a_name_of_another_form(
+    name: str, tiered: CommandLine, basic_tier: str, tmp_path: Path
+):
+    ran = tiered("support-bundle", basic_tier, tmp_path / name)
+    assert (ran.code, "a support bundle is a .tar.gz" in ran.err) == (2, True), ran.err
+    assert not (tmp_path / name).exists()
+    tiered("support-bundle", basic_tier, tmp_path / "bundle.tgz").good()
+
+
 def test_the_address_of_an_s3_server_is_no_tier(tiered: CommandLine):
     ran = tiered("ls", "http://127.0.0.1:1/bucket/prefix")
     assert "s3://bucket/prefix" in ran.error

@@ -41,7 +41,7 @@ def test_sample(command: str, tiered: CommandLine, tmp_path: Path):
         "URL": url,
         "STORE": store,
         "DIR": str(tmp_path / "new"),
-        "FILE": str(tmp_path / "file"),
+        "FILE": str(tmp_path / "file.tgz"),
         "TOPIC": "bench-0",
     }
     if "STORE --to" not in command:

@@ -97,3 +97,26 @@ def test_several_brokers_show_it_in_their_line(tiered: CommandLine, made: tuple[
         tiered.good("attach", store, "--to", url, "--once", "--broker", name)
     tiered.good("pause", url, "orders", "--broker", "b")
     assert "orders is paused" in tiered.good("status", url).text
+
+
+def test_status_names_the_rule_that_holds_a_topic_back(
+    tiered: CommandLine, made: tuple[Path, str], tmp_path: Path
+):
+    store, url = made
+    tiered.good("attach", store, "--to", url, "--once")
+    rules = tmp_path / "tiered.toml"
+    rules.write_text("[topics.'ord*']\nrate = '2KiB'\n[topics.events]\nrate = 0\n")
+    asked = ("status", url, "--store", store, "--config", rules)
+    assert "limited" not in tiered.good(*asked).text, "nothing waits"
+    for topic in ("orders", "events"):
+        put(tiered, store, topic, 4)
+    assert (
+        f"limited   orders to 2.0 KiB a second by file {rules}, 4 messages wait"
+        in tiered.good(*asked).text
+    )
+    (broker,) = tiered.good(*asked, "--json").document["brokers"]
+    assert broker["limited"] == [
+        {"topic": "orders", "lag_messages": 4, "rate_bytes": 2048, "by": f"file {rules}"}
+    ]
+    (broker,) = tiered.good(*asked[:-2], "--json").document["brokers"]
+    assert broker["limited"] == []

@@ -63,6 +63,7 @@ class World:
         copied: Messages of each loud queue that were durable, after each second.
         late_s: For how long the oldest message of the quiet topic had not been.
         lag_s: What the metrics said of the loud topic.
+        limits: And of the topics that have a rate.
         broken: What was wrong, by the health of the writer, if anything was.
     """
 
@@ -74,6 +75,7 @@ class World:
         self.copied: list[list[int]] = []
         self.late_s: list[float] = []
         self.lag_s: list[float] = []
+        self.limits: set[tuple[str, float]] = set()
         self.broken: set[str] = set()
         self.loud_s = LOUD_S
         self.quiet = [QUIET] * with_quiet
@@ -98,6 +100,8 @@ class World:
                 self.broken.add("stalled")
             if sample.name == "tiered_lag_messages" and sample.labels == {"topic": "loud"}:
                 self.lag_s.append(sample.value)
+            if sample.name == "tiered_topic_rate_bytes":
+                self.limits.add((sample.labels["topic"], sample.value))
         self.broken.add(dispatcher.stuck)
 
     def run(self, seconds: float) -> World:
@@ -122,6 +126,7 @@ def test_a_loud_topic_gets_its_rate_and_others_do_not_wait():
     world = World(RATE).run(45.5)
     world.check()
     assert world.lag_s[-1] == 400 - sum(world.copied[-1]) > 300, "it is shown"
+    assert world.limits == {("loud", RATE)}, "and why"
 
 
 def test_without_a_rate_it_eats_the_line():
@@ -164,7 +169,7 @@ def test_all_of_it_is_copied_at_last_but_for_what_the_broker_expires_meanwhile()
 
 def waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that all queues share waits for the rate."""
-    offer, limits = TieredDispatcher._offer, TopicRates.limits
+    offer, limits = TieredDispatcher._offer, TopicRates.rate_of
 
     def waiting(self: TieredDispatcher, batch: RecordBatch, grown: Any) -> bool:
         topic = batch.queue.topic
@@ -174,7 +179,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> None:
         return offer(self, batch, grown)
 
     monkeypatch.setattr(TieredDispatcher, "_offer", waiting)
-    monkeypatch.setattr(TopicRates, "limits", lambda _self, _topic: False)
+    monkeypatch.setattr(TopicRates, "rate_of", lambda _self, _topic: 0)
 
 
 def counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +239,7 @@ def test_a_throttle_makes_up_for_so_much_of_a_pause_and_no_more():
 def test_other_rates_count_at_once_and_at_the_end_nothing_more_is_allowed():
     clock = ManualClock()
     rates = TopicRates(lambda topic: 400 if topic == "a" else 0, clock, threading.Event())
-    assert (rates.limits("a"), rates.limits("b")) == (True, False)
+    assert (rates.rate_of("a"), rates.rate_of("b")) == (400, 0)
     assert (rates.allowed_bytes("a", 1000), rates.allowed_bytes("b", 1000)) == (100, 1000)
     rates.count("a", 4000)
     assert rates.allowed_bytes("a", 1000) == 0

@@ -7,7 +7,10 @@ Tutorials have tests of their own beside this one, the examples of each ``--help
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 import tomllib
 from collections import defaultdict
@@ -152,6 +155,59 @@ def test_each_kind_of_block_is_one_that_is_looked_at() -> None:
                 assert kind in {"", "text", "console", "cron", "python", "sql"}, page
     for page, texts in BY_PAGE.items():
         compile("\n".join(texts), page, "exec")
+
+
+GIVEN = """\
+import duckdb, fsspec, pandas, polars, pyarrow.dataset, pyarrow.parquet, tiered
+from pyspark.sql import SparkSession
+spark: SparkSession = SparkSession.builder.getOrCreate()
+TIER: str = ""
+ARCHIVE: str = ""
+"""
+"""Names that pages take for given."""
+OF_OTHERS = {
+    'stubs not installed for "pandas"': "it has none of its own",
+    "PandasDataFrameLike": "so a frame of Spark's has no `plot` either",
+    'module named "airflow.': "it is none of our dependencies",
+    "DuckDBPyRelation | None": "None is of a statement that has no result",
+    "Summary | None": "None is of snapshots of the first version of Iceberg",
+}
+"""What types of other libraries say against our examples, by a part of it, and why these stay as they are."""
+
+
+def complaints(folder: Path, programs: dict[str, str]) -> list[str]:
+    """Of mypy, in strict mode and in one run of all, about programs by name; without what ``OF_OTHERS`` has."""
+    files = []
+    for name, text in programs.items():
+        files.append(folder / f"page_{re.sub('[^a-z]', '_', name.lower())}.py")
+        files[-1].write_text(text)
+    files += sorted((ROOT / "docs" / "examples").rglob("*.py"))
+    options = ("--config-file", ROOT / "pyproject.toml", "--cache-dir", folder / "cache")
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", "--hide-error-context", "--no-error-summary", *options, *files],
+        env={**os.environ, "MYPYPATH": str(ROOT)}, cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert not ran.stderr, ran.stderr
+    lines = [line for line in ran.stdout.splitlines() if ": error: " in line]
+    return [line for line in lines if not any(part in line for part in OF_OTHERS)]
+
+
+@pytest.mark.slow
+def test_programs_have_the_types_that_they_use(tmp_path: Path) -> None:
+    """Those of docs/reading.md too, and the files of docs/examples; a planted mistake in one of them is found."""
+    every: dict[str, str] = defaultdict(lambda: GIVEN)
+    for path in sorted(path for pattern in PAGES for path in ROOT.glob(pattern)):
+        page = path.relative_to(ROOT).as_posix()
+        for _, kind, text in shown.blocks(page, path.read_text("utf-8")):
+            if kind == "python":
+                typed = re.findall(r"^(?:>>>|\.\.\.) (.*\n)", text, re.MULTILINE)
+                every[page] += "".join(typed) or text
+    assert {"README.md", "docs/analytics.md", "docs/reading.md", "docs/spark.md"} <= every.keys()
+    every["wrong"] = GIVEN + 'tiered.open("s3://bucket/prefix").read("orders", "3")\n'
+    found = complaints(tmp_path, every)
+    assert len(found) == 1, found
+    assert 'page_wrong.py:6: error: Argument 2 to "read" of "Tier"' in found[0]
 
 
 @pytest.fixture(scope="module")

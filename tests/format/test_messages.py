@@ -23,7 +23,6 @@ from tiered.errors import DataError
 from tiered.format import sysflag
 from tiered.format.message_forms import (
     InnerMessage,
-    compress_body,
     decode_inner_messages,
     decompress_body,
     encode_inner_messages,
@@ -39,6 +38,19 @@ GOLDEN = Path(__file__).parent.parent / "data" / "format" / "records.json"
 KINDS = (sysflag.COMPRESSION_ZLIB, sysflag.COMPRESSION_LZ4, sysflag.COMPRESSION_ZSTD)
 INNER = st.builds(InnerMessage, INT32, st.binary(max_size=40), PROPERTIES.map(join_properties))
 ONLY_IN_DUMPS = ("type", "system", "listed_topic", "listed_queue_id", "listed_offset")
+
+
+def compress_body(body: bytes, compression: int) -> tuple[bytes, int]:
+    """Compress a body as a producer does; the body to store, and the bits that its ``sysFlag`` gets."""
+    if compression == sysflag.COMPRESSION_ZLIB:
+        packed = zlib_ng.compress(body, 5)
+    elif compression == sysflag.COMPRESSION_LZ4:
+        packed = lz4.frame.compress(body)
+    elif compression == sysflag.COMPRESSION_ZSTD:
+        packed = zstandard.ZstdCompressor(level=3).compress(body)
+    else:
+        raise ValueError(f"no compression has the number {compression:#x}")
+    return packed, sysflag.COMPRESSED | compression
 
 
 def without_dump_fields(line: dict) -> dict:

@@ -43,7 +43,7 @@ from tiered.log.parts import Bundle, Parts
 from tiered.log.sections import read_range
 from tiered.log.state import Incarnation, TierState
 from tiered.log.verify import verify_tier
-from tiered.log.verify_report import PROBLEMS_LISTED_MAX, WHOLE, Problem, VerifyReport, check_state
+from tiered.log.verify_objects import PROBLEMS_LISTED_MAX, WHOLE, Problem, VerifyReport, check_state
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

@@ -232,6 +232,10 @@ def test_all_segments_are_sealed_and_the_tier_is_whole(tmp_path: Path):
     store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
     ran = here("attach", store, "--to", url, "--decommission", "--json").good()
     assert ran.document["sealed_segments"] == 10
+    told = ran.document["decommission"]
+    # Two of users, with six retry topics and two for dead letters; the others every broker makes for itself.
+    assert (told["topics"], told["system_topics"]) == (10, 15)
+    assert "decommissioned: 10 topics, 14 groups" in ran.err
     here("verify", url, "--deep", "--store", store).good()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.mounts import MountProcess, tier_of
 from support.waiting import until_async
 from zlib_ng import zlib_ng
 
@@ -22,6 +24,7 @@ from tiered.mount.server import Exchange, RemotingServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
 ME = Identity("c", "b", "127.0.0.1:10911")
 
@@ -135,6 +138,31 @@ def test_registers_with_all_read_only_and_leaves_with_its_end():
         assert not other.brokers
         for name_server in (one, other):
             await name_server.server.close(1)
+
+    run(work)
+
+
+def test_a_mount_says_once_where_it_is_registered_and_once_where_not(tmp_path: Path):
+    url, log = tier_of("s01-basic", tmp_path)[1], tmp_path / "log"
+
+    async def work() -> None:
+        there, away = Names(), Names()
+        at = f"127.0.0.1:{await there.listen()}"
+        deaf = f"127.0.0.1:{await away.listen()}"
+        away.refuses = True
+
+        def serve() -> None:
+            names = ("--namesrv", f"{at},{deaf}")
+            with MountProcess(url, log, "--listen", "127.0.0.1:0", *names) as mount:
+                mount.end(signal.SIGTERM)
+
+        await asyncio.to_thread(serve)
+        told = log.read_text("utf-8")
+        assert (told.count(at), told.count(deaf)) == (1, 1), told
+        assert f"registered with name server {at}" in told
+        assert f"name server {deaf} refused" in told
+        for names in (there, away):
+            await names.server.close(1)
 
     run(work)
 

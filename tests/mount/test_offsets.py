@@ -249,7 +249,8 @@ def test_a_store_that_refuses_is_asked_again_until_it_takes_the_offsets(
     kept = keeper(store)
     begin(kept)
     store.is_refusing = True
-    kept.renew()
+    for _ in range(3):
+        kept.renew()
     saving = threading.Thread(target=kept.save, args=([["g", "t", [0], [9]]],))
     saving.start()
     until(lambda: "not kept" in kept.trouble, "trouble is told")
@@ -259,6 +260,9 @@ def test_a_store_that_refuses_is_asked_again_until_it_takes_the_offsets(
     store.is_refusing = False
     saving.join(60)
     kept.renew()
+    kept.renew()
+    assert caplog.text.count("lease could not be renewed") == 1
+    assert caplog.text.count("lease is renewed again") == 1
     assert (kept.saved, kept.trouble) == (1, "")
     kept.end()
     assert begin(keeper(store, 2)) == {("g", "t"): {0: 9}}

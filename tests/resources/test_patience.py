@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.synthetic import SyntheticStore
 
 from backends.errors import (
     AlreadyExistsError,
@@ -19,9 +21,11 @@ from backends.errors import (
     UntrustedError,
 )
 from backends.memory import MemoryStore
-from backends.wrapping import WrappingStore
+from backends.wrapping import MeteredStore, WrappingStore
+from tiered.api.broker_place import Place
 from tiered.api.stores import REASONS, PatientStore, RefusedForNowError
 from tiered.attach.observe import is_well
+from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -247,3 +251,44 @@ def test_health_names_each_reason_once(failing: Failing, patient: PatientStore):
     assert is_well(attachment) == (
         "nothing could be committed for 30 s (unreachable: cannot reach http://s3:9000; see whether it runs)"
     )
+
+
+def test_an_outage_of_the_lease_is_told_at_its_begin_each_minute_and_at_its_end(
+    failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
+):
+    """Ten minutes, in which a renewal fails every five to fifteen seconds."""
+    attachment = Attachment(
+        local=SyntheticStore(),
+        meter=MeteredStore(failing),
+        place=Place("c", "b"),
+        settings=AttachSettings(lease_s=15.0),
+        clock=clock,
+        rng=random.Random(1),
+        announce=lambda _state: None,
+    )
+    lease = attachment._lease
+    lease.acquire(wait=False, announce=lambda _state: None, stop=lambda _s: False)
+    failing.error, failed = UnavailableError("e"), 0
+    renew = lease.renew
+
+    def renewed() -> None:
+        nonlocal failed
+        if clock.monotonic_s() > 600:
+            failing.error = None
+        try:
+            renew()
+        except BackendError:
+            failed += 1
+            raise
+        if clock.monotonic_s() > 700:
+            attachment._abandon.set()
+
+    lease.renew = renewed  # type: ignore[method-assign]
+    attachment._renew()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert failed > 20
+    assert sum("could not be renewed" in line for line in told) == 1
+    assert sum("waiting for" in line for line in told) in range(8, 12)
+    assert told[-1:] == [
+        f"the lease is renewed again, after {failed} failed tries",
+    ], told

@@ -12,7 +12,7 @@ from tiered.errors import FencedError
 from tiered.format import bundle
 from tiered.index import indexer
 from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
-from tiered.log import expiry, truncation
+from tiered.log import expiry, state
 from tiered.upkeep import expire, gc, rebuild, repair, workplace
 
 if TYPE_CHECKING:
@@ -89,13 +89,11 @@ def _keys_left_out() -> Patches:
 
 def _index_of_what_is_gone() -> Patches:
     """What was truncated counts as indexed, also when other messages stand there."""
-    cut = truncation.cut
+    cut = state.cut
 
     def keeps(incarnation: Any, *more: Any) -> Any:
         found = cut(incarnation, *more)
         return found and (found[0], replace(found[1], indexed=incarnation.indexed))
-
-    from tiered.log import state
 
     return [mock.patch.object(state, "cut", keeps)]
 

@@ -22,7 +22,7 @@ from tiered.archive.plan import has_times, overtaken_by
 from tiered.errors import DataError
 from tiered.local.interface import HoleReason
 from tiered.log.ranges import Ranges, without
-from tiered.log.truncation import is_tail
+from tiered.log.state import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

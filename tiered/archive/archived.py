@@ -37,7 +37,7 @@ from tiered.archive.model import (
 )
 from tiered.errors import DataError
 from tiered.journal.checkpoint import digest_of
-from tiered.journal.typed import INT_MAX
+from tiered.journal.entry import INT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import numpy as np
 
 from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
-from tiered.api.kafka_arrow import KAFKA_COLUMNS, kafka_columns, kafka_types
+from tiered.api.other_arrow import KAFKA_COLUMNS, kafka_columns, kafka_types
 from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout, decode_bodies
 from tiered.archive.body_formats import body_fields, open_decoder
 from tiered.archive.model import KAFKA_SCHEMA

@@ -46,9 +46,8 @@ from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.compaction.newest import KEYED, NO_LIMIT, ROW, Newest, digest_many, is_among
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
-from tiered.journal.entry import open_text, seal_text
+from tiered.journal.entry import as_object, document_of, open_text, seal_text
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import as_object, document_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.typed)
+# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.entry)
 """The state machine of an archive's log: what is archived, replayed from entries of the same journal that a tier has.
 
 An action is one of the typed records below, as an object of its fields, with its name (``KINDS``) as ``do``. A name that is
@@ -37,8 +37,7 @@ from tiered.archive.model import (
     Truncation,
 )
 from tiered.journal.append import JournalWriter
-from tiered.journal.entry import Action, Entry, json_text
-from tiered.journal.typed import as_object
+from tiered.journal.entry import Action, Entry, as_object, json_text
 from tiered.log.actions import action_of, read_action
 from tiered.log.lineage import Isolation
 

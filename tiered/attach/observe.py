@@ -95,6 +95,8 @@ def _lag(attachment: Attachment, dispatcher: TieredDispatcher, clock: Clock) -> 
     for topic, row in topics.items():
         for unit, value in zip(("messages", "bytes", "seconds"), row, strict=True):
             yield Sample(f"tiered_lag_{unit}", value, {"topic": topic})
+        if rate := dispatcher.rate_of(topic):
+            yield Sample("tiered_topic_rate_bytes", rate, {"topic": topic})
     waiting = attachment.local.waiting()
     yield Sample("tiered_waiting_records", waiting.records)
     yield Sample("tiered_waiting_bytes", waiting.size_bytes)

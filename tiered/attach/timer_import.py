@@ -2,7 +2,7 @@
 
 Overview: the store is opened (read-only, live or dead) with its timer topics; lease and epoch of the timers' place are
 taken; each source is read from its beginning and what is to be taken is made durable round by round
-(``timer.enqueue``, ``timer.hour_files``). What was taken is in the journal, so a run that was cut short, or is repeated,
+(``timer.hour_files``, ``timer.hour_files``). What was taken is in the journal, so a run that was cut short, or is repeated,
 goes on where it ended, and a smaller ``near`` takes only what is new by that.
 
 ``TimerFollower`` does the same beside a running dispatcher, on its store: of each source it reads what has come since the
@@ -31,11 +31,12 @@ from tiered.api.broker_place import (
     require_fitting,
     require_same_store,
     store_document,
+    take_lease,
+    timers_of,
 )
 from tiered.api.stores import backend_errors, open_metered, with_retries
 from tiered.attach.broker import place_of, require_apart
 from tiered.attach.settings import AttachSettings
-from tiered.attach.timer_place import take_lease, timers_of
 from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import MergeThread
 from tiered.dispatch.settings import DispatchContext, DispatchSettings, MemoryBudget
@@ -48,8 +49,7 @@ from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, FactsCopy, TimerSource, TimersTaken
 from tiered.model import QueueBounds, QueueOffset
-from timer.enqueue import Counts, Enqueue, Given
-from timer.hour_files import TimerWriter
+from timer.hour_files import Counts, Enqueue, Given, TimerWriter
 from timer.progress import delivered_since, delivered_so_far, noted, opened
 
 if TYPE_CHECKING:

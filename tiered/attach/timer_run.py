@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
+from tiered.api.broker_place import choose_timers, take_lease
 from tiered.api.stores import PatientStore, backend_errors, open_metered, with_retries
-from tiered.attach.timer_place import choose_timers, take_lease
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError
 from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease

@@ -552,6 +552,7 @@ class Attachment:
             raise fault
 
     def _renew(self) -> None:
+        failed, level = 0, logging.WARNING
         while not self._clock.wait(self._abandon, self._lease.renewal_seconds):
             try:
                 self._lease.renew()
@@ -561,8 +562,14 @@ class Attachment:
                 self._abandon.set()
                 return
             except BackendError as error:
-                what = "the lease could not be renewed, trying again: %s"
-                _LOG.log(retry_level(error), what, error)
+                failed += 1
+                if failed == 1:  # how long it lasts, ``patient`` tells for the whole store
+                    level = retry_level(error)
+                    _LOG.log(level, "the lease could not be renewed, trying again: %s", error)
+            else:
+                if failed:
+                    _LOG.log(level, "the lease is renewed again, after %d failed tries", failed)
+                failed = 0
 
     def _wait_stopping(self, seconds: float) -> bool:
         return self._clock.wait(self._stopping, seconds)

@@ -71,12 +71,12 @@ class SparkOptions:
     """Where and how Spark runs."""
 
     master: str | None = option(
-        "where Spark runs, as local[2] or spark://host:7077",
+        "where Spark runs",
         kinds.Kind("MASTER", str),
-        default_text="spark-submit's, else this machine's processors",
+        default_text="spark-submit's, else all processors",
     )
     spark_conf: tuple[str, ...] = several(
-        "a setting of Spark; may be repeated (in a variable: one a line)",
+        "a setting of Spark; repeatable (in a variable: one a line)",
         kinds.PAIR,
         separator="\n",
     )
@@ -102,77 +102,66 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
 
     to: str = required("URL of the archive", kinds.Kind("URL", kinds.parquet_name))
     engine: str = option(
-        "what reads and writes files: this process, or Spark",
+        "this process, or Spark",
         kinds.one_of("ENGINE", "local", "spark"),
         default="local",
     )
     jobs: int | None = option(
-        "with the local engine: segments or files in parallel",
+        "parallel segments or files, without Spark",
         kinds.COUNT,
         default_text="one for each processor",
     )
-    topics: tuple[str, ...] = several(
-        "topics to archive, as globs", kinds.GLOBS, default_text="all"
-    )
-    exclude: tuple[str, ...] = several("topics to leave out, as globs", kinds.GLOBS)
-    from_: Moment | None = option(
-        "skip segments with only messages stored before this time", kinds.TIME
-    )
-    until: Moment | None = option(
-        "skip segments with only messages stored at or after this time", kinds.TIME
-    )
+    topics: tuple[str, ...] = several("topics to archive", kinds.GLOBS, default_text="all")
+    exclude: tuple[str, ...] = several("topics to leave out", kinds.GLOBS)
+    from_: Moment | None = option("skip segments that end before this time", kinds.TIME)
+    until: Moment | None = option("skip segments that begin at or after this time", kinds.TIME)
     max_bytes: int | None = option(
-        "maximum commit log archived in a run (at least one segment), oldest first",
+        "maximum commit log a run archives, oldest first, at least one segment",
         kinds.SIZE,
         name="max-bytes",
-        default_text="all",
     )
     max_runtime_ms: int | None = option(
-        "begin no segment after this time, as 50m; current ones are finished. With Spark: two tasks a core",
+        "begin no segment after this time",
         kinds.DURATION_MS,
     )
     pack_below_bytes: int = option(
-        "smaller segments share a file for each topic and day; 0: none does",
+        "smaller segments share a file per topic and day; 0: none",
         kinds.SIZE,
         default=64 << 20,
     )
-    seal: bool = flag("first seal open segments; not while a writer is attached")
+    seal: bool = flag("first seal open segments; needs that no writer is attached")
     dry_run: bool = flag("only show what would be archived")
     publish: str | None = option(
-        "then update a table for each topic in an Iceberg catalog, given by URI or by its name in .pyiceberg.yaml",
+        "update a table per topic in an Iceberg catalog (URI, or name in .pyiceberg.yaml)",
         kinds.Kind("iceberg:CATALOG#NAMESPACE", kinds.destination),
     )
-    merge: bool = flag("only merge small files of each topic and day into large ones")
+    merge: bool = flag("only merge small files per topic and day")
     merge_below_bytes: int = option(
         "with --merge: merge smaller files", kinds.SIZE, default=32 << 20
     )
-    clean: bool = flag("only delete replaced files and leftovers of killed runs; plan, then apply")
+    clean: bool = flag("only delete replaced files and leftovers: plan, then apply")
     grace_ms: int = option(
-        "with --clean: keep what was replaced or written this recently; longer than the longest read",
+        "with --clean: keep what was replaced this recently; longer than your longest read",
         kinds.DURATION_MS,
         default=24 * HOUR_MS,
     )
-    max_deletions: int = option(
-        "with --clean: maximum files deleted in a run", kinds.COUNT, default=10_000
-    )
+    max_deletions: int = option("with --clean: maximum files per run", kinds.COUNT, default=10_000)
     metrics_file: str | None = option(
-        "write the run's metrics to this file after each log entry, for Prometheus",
+        "write metrics for Prometheus here after each log entry",
         kinds.FILE,
     )
     body: tuple[str, ...] = several(
-        "format of bodies, whose fields become columns: json, avro, protobuf, text, or raw (bytes only); TOPIC may "
-        "be a glob",
+        "make columns of bodies: json, avro, protobuf, text, or raw (none); TOPIC may be a glob",
         kinds.Kind("[TOPIC=]FORMAT,...", str),
         default_text="as fixed in the archive's log, else raw",
     )
     body_schema: tuple[str, ...] = several(
-        "schema of bodies: for json SQL columns or a JSON Schema, for avro an .avsc file, for protobuf a descriptor "
-        "set",
+        "SQL columns or JSON Schema, .avsc file, or descriptor set",
         kinds.Kind("[TOPIC=]FILE,...", str),
-        default_text="inferred from the topic's first messages, with json",
+        default_text="with json: inferred",
     )
     body_message: tuple[str, ...] = several(
-        "with protobuf: full message name", kinds.Kind("[TOPIC=]NAME,...", str)
+        "with protobuf: message name", kinds.Kind("[TOPIC=]NAME,...", str)
     )
     isolation: str | None = option(
         ISOLATION_HELP,
@@ -180,15 +169,11 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
         default_text="the archive's, else read_committed",
     )
     raw_records: bool = flag("add a column with each record's stored bytes")
-    decode_again: bool = flag(
-        "also archive again what lacks newer columns, if the tier still has it"
-    )
-    key_index: bool = flag(
-        "only make a key index, so that `tiered query` of the archive reads less"
-    )
-    verify: bool = flag("only read every file and compare it with the archive's log and the tier")
+    decode_again: bool = flag("archive again what lacks newer columns")
+    key_index: bool = flag("only make a key index for `tiered query`")
+    verify: bool = flag("only compare every file with the archive's log and the tier")
     repair: bool = flag(
-        "only make lost or cut files again from the tier, with --verify also damaged ones; plan, then apply"
+        "only rebuild lost files from the tier, with --verify also damaged ones: plan, then apply"
     )
 
     def of_one_broker(self) -> list[str]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from tiered.addresses import Address
+    from tiered.api.broker_place import Place
     from tiered.attach.decommission import Decommissioned
     from tiered.attach.settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
@@ -56,80 +57,68 @@ class AttachOptions(ServingOptions):
     """What ``tiered attach`` can be told."""
 
     store: str = argument(
-        "the broker's store directory (storePathRootDir), of RocketMQ or JoyQueue; or a Kafka node's log directories,"
-        " separated by commas as in log.dirs",
+        "store directory of RocketMQ (storePathRootDir) or JoyQueue, or a Kafka node's log.dirs",
         click.Path(),
     )
     to: str = required("URL of the tier", kinds.URL)
-    once: bool = flag("tier what is there now, then exit")
-    seal: bool = flag("with --once: seal all open segments at the end", needs="once decommission")
+    once: bool = flag("tier what is there, then exit")
+    seal: bool = flag("with --once: finally seal all open segments", needs="once decommission")
     merge: bool = flag(
-        "with --once: merge all that is due, including this run's objects; default: only what earlier runs left"
-        " due",
+        "with --once: also merge this run's objects, not only what earlier runs left due",
         needs="once decommission",
     )
-    topics: tuple[str, ...] = several("topics to tier, as globs", kinds.GLOBS, default_text="all")
-    exclude: tuple[str, ...] = several("topics to leave out, as globs", kinds.GLOBS)
+    topics: tuple[str, ...] = several("topics to tier", kinds.GLOBS, default_text="all")
+    exclude: tuple[str, ...] = several("topics to leave out", kinds.GLOBS)
     start: str | Moment = option(
-        "where a queue that is not in the tier yet begins: earliest, latest, or a time",
+        "where a queue new to the tier begins: earliest, latest, or a time",
         kinds.Kind("WHERE", kinds.start),
         default=kinds.start("earliest"),
     )
     freshness_s: float = option(
-        "maximum time from seeing a message to having it durable in the tier",
+        "maximum time from seeing a message until it is durable",
         kinds.DURATION_S,
         default=2.0,
     )
     decommission: bool = flag(
-        "retire a stopped broker for `tiered mount`: tier everything (as --once --seal), keep its topics, groups"
-        " and offsets in the tier, and mark it decommissioned; refused, with the reasons, while the broker still"
-        " has work to do"
+        "retire a stopped broker: tier everything (as --once --seal) with its topics, groups and offsets, for `tiered"
+        " mount`; refused while the broker has work left"
     )
     accept_pending: bool = flag(
-        "with --decommission: give up what only the broker could still do, such as delivering delayed messages",
+        "with --decommission: abandon work that only the broker could do, such as delayed messages",
         needs="decommission",
     )
     acl_from: str | None = option(
-        "with --decommission: keep the broker's access rules in the tier, without secrets; its plain_acl.yml or"
-        " conf/acl, or a file of users and rules of 5.x",
+        "with --decommission: access rules to keep, without secrets: plain_acl.yml, conf/acl, or users and rules of 5.x",
         kinds.FILE,
         default_text="none, or the rules kept earlier",
         needs="decommission",
     )
-    timers: bool = flag(
-        "also copy timers due later than --near into the tier, as `tiered timer import` does; the broker keeps"
-        " and delivers its own copies"
-    )
+    timers: bool = flag("also copy timers due later than --near, as `tiered timer import`")
     near_ms: int = option(
-        "with --timers: leave timers due within this time to the broker",
+        "with --timers: leave what is due within this time to the broker",
         kinds.DURATION_MS,
         default=NEAR_MS,
         needs="timers",
     )
-    recommission: bool = flag(
-        "continue a tier whose decommissioned broker is back", excludes="decommission"
-    )
+    recommission: bool = flag("continue after decommissioning", excludes="decommission")
     nice: int = option(
-        "niceness, 0 to 19: yield the CPU to the broker",
+        "niceness, 0 to 19",
         kinds.NUMBER,
         default=10,
     )
     give_up_s: float = option(
-        "with --once: exit with code 3 when no upload has succeeded for this long",
+        "with --once: exit with code 3 after this long without a successful upload",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
     )
     broker_addr: Address | None = option(
-        "running broker to ask for the end of its log, where replicas may truncate it",
+        "running broker to ask where its replicas may truncate the log",
         kinds.ADDRESS,
-        default_text="not asked",
     )
-    max_upload_rate_bytes_s: int = option(
-        "maximum upload rate in bytes per second; 0: unlimited", kinds.SIZE, default=0
-    )
+    max_upload_rate_bytes_s: int = option("bytes per second; 0: unlimited", kinds.SIZE, default=0)
     max_read_rate_bytes_s: int = option(
-        "maximum read rate from the broker's store in bytes per second; 0: unlimited",
+        "bytes per second from the broker's store; 0: unlimited",
         kinds.SIZE,
         default=0,
     )
@@ -140,39 +129,36 @@ class AttachOptions(ServingOptions):
     )
     segment_size_bytes: int = option("seal a segment at this size", kinds.SIZE, default=1024 * _MIB)
     segment_age_s: float = option(
-        "seal a segment at this age, even in a quiet queue; only sealed segments are archived and expire",
+        "seal a segment at this age, even in a quiet queue",
         kinds.DURATION_S,
         default=86_400.0,
     )
-    buffer_size_bytes: int = option("maximum memory for records", kinds.SIZE, default=128 * _MIB)
-    uploads: int = option("maximum parallel uploads; fewer on slow links", kinds.COUNT, default=8)
+    buffer_size_bytes: int = option("memory for records", kinds.SIZE, default=128 * _MIB)
+    uploads: int = option("maximum parallel uploads", kinds.COUNT, default=8)
     compress: str = option(
-        "how merging compresses its last level: zstd, zstd:LEVEL (1 to 19), or none",
+        "compression of merging's last level; LEVEL 1 to 19",
         kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default="zstd",
         default_text="zstd, level 3",
     )
-    compact: bool = flag(
-        "keep only the newest message of each key in topics whose cleanup.policy is COMPACTION, as `tiered"
-        " compact` does"
-    )
+    compact: bool = flag("compact topics whose cleanup.policy is COMPACTION, as `tiered compact`")
     compact_interval_ms: int = option(
         "with --compact: time between rounds", kinds.DURATION_MS, default=900_000
     )
     strict: bool = flag(
-        "exit with code 1 even for recorded, explained losses (gaps, torn tails, left-out queues)"
+        "exit with code 1 also for recorded losses (gaps, torn tails, left-out queues)"
     )
-    no_index: bool = flag("make no key index; `tiered query` then reads the messages")
+    no_index: bool = flag("no key index; `tiered query` reads the messages")
     index_items: int = option("keys per index object, 34 bytes each", kinds.COUNT, default=1 << 20)
     index_age_s: float = option(
-        "maximum age of a key before its index object is made",
+        "maximum age of a key not yet indexed",
         kinds.DURATION_S,
         default=3600.0,
     )
     index_dir: str | None = option(
-        "directory for the key index's work file, 32 bytes per key; never inside the store",
+        "directory for the index's work file, 32 bytes per key, outside the store",
         kinds.DIR,
-        default_text="the system's directory for temporary files",
+        default_text="the system's temporary directory",
     )
 
     @property
@@ -525,7 +511,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "ahead_queues": attachment.dispatcher.continuity.lagging,
         "sealed_segments": attachment.sealed if options.seals else None,
         "timers": follower and {**asdict(follower.total), "error": follower.error},
-        "decommission": ending.handover and decommissioned(ending.handover),
+        "decommission": ending.handover and decommissioned(ending.handover, attachment.place),
         "unmatched_topics": list(ending.unmatched),
         "paused_topics": sorted(attachment.paused_topics),
         **picked(report, "torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
@@ -534,14 +520,21 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
     }
 
 
-def decommissioned(handover: Decommissioned) -> dict[str, Any]:
+def decommissioned(handover: Decommissioned, place: Place) -> dict[str, Any]:
     """The member ``decommission`` of the document."""
+    from tiered.local.catalog import reason_left_out
+
     metadata = handover.near.metadata
+    own = [
+        reason_left_out(topic, cluster=place.cluster, broker=place.broker)
+        for topic in metadata.topics
+    ]
     pending = [*handover.obstacles, *(handover.near.pending if handover.key else ())]
     return {
         "is_decommissioned": bool(handover.key),
         "key": handover.key,
-        "topics": len(metadata.topics),
+        "topics": own.count(None),
+        "system_topics": len(own) - own.count(None),
         "groups": len(metadata.groups),
         "consumer_offsets": sum(map(len, metadata.offsets.values())),
         "retries": handover.near.retries,

@@ -42,36 +42,30 @@ class CatOptions(SpanOptions):
 
     url: str = argument()
     topic: str = argument()
-    queue: int | None = option(
-        "only this queue", kinds.NUMBER, default_text="all, one after another"
-    )
-    offset: int | None = option(
-        "first queue offset in each queue", kinds.NUMBER, default_text="the first"
-    )
+    queue: int | None = option("only this queue", kinds.NUMBER)
+    offset: int | None = option("first queue offset", kinds.NUMBER)
     incarnation: str | None = option(
-        "print this incarnation of each queue, or all, oldest first, truncated messages included; each message "
-        "names its incarnation",
+        "this incarnation of each queue, or all, oldest first, with truncated messages",
         kinds.Kind("N|all", kinds.incarnation),
         default_text="the present one",
     )
-    count: int | None = option("maximum messages in all", kinds.NUMBER, default_text="no limit")
+    count: int | None = option("maximum messages in all", kinds.NUMBER)
     tag: str | None = option(
-        "only messages with one of these tags: A||B, or * for all",
+        "only these tags: A||B",
         kinds.Kind("EXPR", str),
         default_text="*",
     )
     sql: str | None = option(
-        "only messages whose properties meet this SQL92 expression (docs/reading.md)",
+        "only messages that meet this SQL92 expression",
         kinds.Kind("EXPR", str),
-        default_text="all messages",
     )
-    follow: bool = flag("continue with messages as they are tiered", excludes="until")
+    follow: bool = flag("continue with new messages", excludes="until")
     format: str = option(
-        "json: a line each; raw: records; body: bodies, nothing between; text: for people",
+        "one JSON object a line, stored records, bare bodies, or text for people",
         kinds.one_of("FORMAT", "json", "raw", "body", "text"),
         default="json",
     )
-    raw_body: bool = flag("bodies as stored, perhaps compressed")
+    raw_body: bool = flag("do not decompress bodies")
     isolation: str = option(ISOLATION_HELP, kinds.ISOLATION, default="read_committed")
 
 
@@ -232,7 +226,7 @@ def _print_incarnations(
     tier: OpenTier, printer: Printer, topic: str, number: int | None, which: str
 ) -> None:
     """Each incarnation that is meant, the oldest of a queue first; of a number the last is what was not truncated."""
-    from tiered.log.truncation import is_tail
+    from tiered.log.state import is_tail
 
     found = False
     for queue in tier.queues(topic):

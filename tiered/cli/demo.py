@@ -55,13 +55,13 @@ class DemoOptions:
     """What ``tiered demo`` can be told."""
 
     dir: str | None = option(
-        "directory to work in; an unused earlier demo is removed",
+        "working directory; an earlier demo there is replaced",
         kinds.DIR,
         default_text="a new temporary one",
     )
     messages: int = option("messages to store", kinds.COUNT, default=10_000)
     source: str = option(
-        "kind of store: one made here, or a captured log directory of a Kafka node",
+        "a store made here, or a captured Kafka log directory",
         kinds.one_of("NAME", "rocketmq", "kafka"),
         default="rocketmq",
     )

@@ -36,7 +36,7 @@ import click
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
-from tiered.cli.values import format_duration, format_size
+from tiered.cli.values import format_duration, size_text
 from tiered.errors import InvalidError, nearest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _USER = re.compile(r"//[^/@]*@")
 """User and password in a URL: never shown, although no URL of ours takes them."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-ISOLATION_HELP = "Kafka transactions: only committed records, or all"
+ISOLATION_HELP = "Kafka transactions: committed only, or all"
 _UNITS = {"SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms", "_s")}
 """What the name of a field ends with, and that of its option does not, by what stands for its value in help."""
 
@@ -151,9 +151,9 @@ class Setting:
         if self.is_required or self.shape is Shape.FLAG:
             return ""
         if default in {None, ()}:
-            return "none"
+            return ""
         if self.kind.metavar == "SIZE":
-            return format_size(cast("int", default))
+            return size_text(cast("int", default))
         if self.kind.metavar == "DURATION":
             in_ms = round(default * 1000) if isinstance(default, float) else cast("int", default)
             return format_duration(in_ms)
@@ -230,14 +230,12 @@ class SpanOptions:
     """From when to when messages are taken of each queue."""
 
     from_: Moment | None = option(
-        "start each queue at the first message stored at or after this time",
+        "start each queue at the first message stored from this time on",
         kinds.TIME,
-        default_text="the first",
     )
     until: Moment | None = option(
-        "end each queue before the first message stored at or after this time",
+        "end each queue before the first one stored from this time on",
         kinds.TIME,
-        default_text="the last",
     )
 
 
@@ -246,7 +244,7 @@ class PatienceOptions:
     """How long a store that refuses is asked again."""
 
     give_up_s: float = option(
-        "exit with code 3 when the object store has refused for this long",
+        "exit with code 3 when the object store has failed this long",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
@@ -259,12 +257,12 @@ class BrokersOptions:
 
     url: str = argument()
     brokers: tuple[str, ...] = several(
-        "act on these brokers, as globs of BROKER or CLUSTER/BROKER; a row for each",
+        "these brokers: BROKER or CLUSTER/BROKER; a row each",
         kinds.GLOBS,
         default_text="the only one",
         excludes="broker all-brokers",
     )
-    all_brokers: bool = flag("act on every broker; a row for each", excludes="broker")
+    all_brokers: bool = flag("every broker; a row each", excludes="broker")
 
     brokers_at_once: ClassVar[int] = 4  # so many run at the same time
     broker_columns: ClassVar[tuple[str, ...]] = ()
@@ -285,12 +283,12 @@ class StoreFileOptions:
     """How large the files of a store that is made are."""
 
     log_file_size_bytes: int = option(
-        "commit-log file size, as the broker's mappedFileSizeCommitLog",
+        "the broker's mappedFileSizeCommitLog",
         kinds.SIZE,
         default=1 << 30,
     )
     queue_items: int = option(
-        "items in a consume-queue file: the broker's mappedFileSizeConsumeQueue / 20",
+        "the broker's mappedFileSizeConsumeQueue / 20",
         kinds.COUNT,
         default=300_000,
     )
@@ -325,7 +323,7 @@ def arguments_of(options: type) -> list[click.Argument]:
     ]
 
 
-_TEXTS = {"url": "the tier's URL, or the path of its folder", "topic": "name of the topic"}
+_TEXTS = {"url": "URL or folder of the tier", "topic": "name of the topic"}
 
 
 def _argument(

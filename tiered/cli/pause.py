@@ -32,8 +32,7 @@ class PauseOptions:
 def pause(call: Call, options: PauseOptions) -> int:
     """Makes attach skip a topic until it is resumed.
 
-    A running attach obeys within seconds, a later one too; other topics continue. Resume the topic before the
-    broker's retention (`fileReservedTime`) deletes what is not tiered: that becomes a gap.
+    Resume it before the broker's retention (`fileReservedTime`) deletes what is not tiered: that becomes a gap.
 
     Examples:
         tiered pause s3://bucket/prefix orders

@@ -52,16 +52,15 @@ class PlanOptions(PatienceOptions):
 
     url: str = argument()
     plan: str | None = option(
-        "save the plan in this file and change nothing",
+        "save the plan here",
         kinds.FILE,
         default_text="the plan is only shown",
     )
     apply: str | None = option(
-        "carry out exactly the plan in this file; -: plan and apply in one go",
+        "carry out this plan; -: plan and apply",
         kinds.FILE,
-        default_text="nothing is changed",
     )
-    exit_code: bool = flag("exit with code 1 when the plan has work")
+    exit_code: bool = flag("exit with code 1 if the plan has work")
 
 
 def open_workplace(
@@ -78,8 +77,7 @@ def open_workplace(
         signs: See ``find_places``; None: the usual ones.
         timers: Its timers, which lie apart, are meant.
     """
-    from tiered.api.broker_place import SIGNS, choose_place
-    from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
+    from tiered.api.broker_place import SIGNS, TIMER_ANY_SIGN, choose_place, choose_timers
     from tiered.upkeep.workplace import Workplace
 
     meter, store = call.both(url, give_up_s=give_up_s)
@@ -190,7 +188,7 @@ def _say_what_rows_do_not(call: Call, document: Document) -> None:
         call.say(f"tiered: {line}", level="warning")
 
 
-TIMERS_TEXT = "act on the broker's timers instead of its topics"
+TIMERS_TEXT = "timers instead of topics"
 GC_THREADS = 8
 _LEFT_BY_GC = {
     "present_epoch": "of the present epoch, which only its writer may still name",
@@ -219,15 +217,15 @@ class GcOptions(FleetPlanOptions):
 
     broker_columns: ClassVar = ("deletion_count", "deletion_bytes", "applied")
 
-    max_deletions: int = option("maximum objects deleted in a run", kinds.COUNT, default=10_000)
+    max_deletions: int = option("maximum objects per run", kinds.COUNT, default=10_000)
     grace_ms: int = option(
-        "delete only what has been unreachable this long, as 24h or 7d; longer than the longest read",
+        "delete only what has been unreachable this long; longer than your longest read",
         kinds.DURATION_MS,
         default=24 * HOUR_MS,
     )
     timers: bool = flag(TIMERS_TEXT)
     erase: bool = flag(
-        "also rewrite objects that mix expired and live messages; no writer may be attached"
+        "also rewrite objects with expired and live messages; needs that no writer is attached"
     )
 
 
@@ -239,7 +237,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
         tiered gc s3://bucket/prefix
         tiered gc file:///tmp/tier --erase --apply -
     """
-    from tiered.journal.ahead import JournalBytes
+    from tiered.journal.replay import JournalBytes
     from tiered.upkeep.gc import GcPlan, apply_erasure, apply_gc, plan_gc
 
     limit = options.max_deletions
@@ -300,7 +298,7 @@ def versions_kept(
         BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
     """
     from backends.errors import BackendError, ConfigurationError
-    from backends.s3_bucket import open_versions
+    from backends.s3_control import open_versions
     from tiered.upkeep.gc import OldVersions, look_for_versions
 
     try:
@@ -430,7 +428,7 @@ _GIVEN_UP_COLUMNS = [
 class GiveUpOptions(PlanOptions):
     """What both can be told that give up messages."""
 
-    max_deletions: int = option("maximum objects expired in a run", kinds.COUNT, default=10_000)
+    max_deletions: int = option("maximum objects per run", kinds.COUNT, default=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,30 +445,25 @@ class ExpireOptions(GiveUpOptions, FleetPlanOptions):
     broker_columns: ClassVar = ("messages", "segments", "size_bytes", "applied")
 
     topics: tuple[str, ...] = several(
-        "topics whose messages expire, as globs", kinds.GLOBS, default_text="all"
+        "topics whose messages expire", kinds.GLOBS, default_text="all"
     )
     ttl_ms: int | None = option(
-        "a segment expires when its newest message is older than this, as 7d",
+        "expire segments whose newest message is older",
         kinds.DURATION_MS,
-        default_text="none: only topics with one by --topic-ttl or --store expire",
+        default_text="none: only topics of --topic-ttl and --store",
     )
-    archived: bool = flag(
-        "only segments in the archive of --archive, whose files are read and checked"
-    )
-    archive: str | None = option("URL of that archive", kinds.URL)
+    archived: bool = flag("only segments in --archive, whose files are read and checked")
+    archive: str | None = option("the archive", kinds.URL)
     store: str | None = option(
-        "store directory whose topics' reserve.time takes precedence over --ttl", kinds.DIR
+        "store whose topics' reserve.time takes precedence over --ttl", kinds.DIR
     )
-    timers: bool = flag(
-        "expire hourly files of timers instead: fully delivered ones, --ttl (24h) after their hour"
-    )
+    timers: bool = flag("expire delivered hours of timers instead, --ttl (24h) after the hour")
     refused: bool = flag(
-        "with --timers: also files with messages that the target refused (`timer ls --refused`) or that are held "
-        "back as damaged",
+        "with --timers: also hours with refused or damaged messages",
         needs="timers",
     )
     topic_ttl: tuple[kinds.TopicDuration, ...] = several(
-        "time to live of topics, as orders*=30d; the first match wins over --ttl",
+        "as --ttl, by topic; the first match wins",
         kinds.Kind("GLOB=DURATION,...", kinds.topic_duration),
     )
 
@@ -670,7 +663,7 @@ class TruncateOptions(PlanOptions):
     topic: str = argument()
     queue: int | None = option("the queue", kinds.NUMBER, default_text="the plan's in --apply FILE")
     to: int | None = option(
-        "queue offset at which it will end: the first wrong one, or the end of the local queue",
+        "the first wrong queue offset, usually the end of the broker's queue",
         kinds.Kind("OFFSET", kinds.whole(0)),
         default_text="the plan's in --apply FILE",
     )
@@ -680,10 +673,8 @@ class TruncateOptions(PlanOptions):
 def run_truncate(call: Call, options: TruncateOptions) -> int:
     """Ends a queue at an earlier offset: plan, then apply.
 
-    For a tier that has more of a queue than the broker ever had, such as holes up to an offset that a damaged record
-    named: `attach` then takes the store for a lagging replica and waits (`ahead` in `status --store`). Do not use it
-    if the store really is a lagging replica or was restored from a backup: attach handles those. It refuses while a
-    writer is attached.
+    For a tier with messages that never existed (`ahead` in `status --store`); not for a lagging replica or a restored
+    backup, which `attach` handles. Stop `attach` first.
 
     Examples:
         tiered truncate s3://bucket/prefix orders --queue 0 --to 1500

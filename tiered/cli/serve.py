@@ -35,9 +35,8 @@ class MetricsOptions:
     """What a command can be told that serves metrics."""
 
     metrics_listen: Address | None = option(
-        "serve Prometheus metrics (/metrics) and health (/livez, /readyz, /healthz) at this address",
+        "serve metrics (/metrics) and health (/livez, /readyz, /healthz) here",
         kinds.ADDRESS,
-        default_text="not served",
     )
 
 
@@ -48,9 +47,9 @@ class ServingOptions(MetricsOptions):
     lease_s: float = option(
         "duration of the lease", kinds.DURATION_S, name="lease-seconds", default=10.0
     )
-    no_wait: bool = flag("exit with code 4 if another process holds the lease, instead of waiting")
+    no_wait: bool = flag("exit with code 4 if another process holds the lease")
     drain_s: float = option(
-        "how long to finish pending work after a stop signal",
+        "time to finish work after a stop signal",
         kinds.DURATION_S_FROM_0,
         name="drain-seconds",
         default=10.0,

@@ -40,15 +40,15 @@ _BATCH_ROWS = 1000
 class SqlOptions(SparkOptions):
     """What ``tiered sql`` can be told."""
 
-    url: str = argument("the archive's URL, or the path of its folder")
-    question: str = argument("a statement in SQL; each topic is a table")
+    url: str = argument("URL or folder of the archive")
+    question: str = argument("an SQL statement; each topic is a table")
     engine: str = option(
-        "what answers: DuckDB in this process, or Spark",
+        "DuckDB in this process, or Spark",
         kinds.one_of("ENGINE", "duckdb", "spark"),
         default="duckdb",
     )
     to: str | None = option(
-        "write the result to this file, as Parquet",
+        "write the result here, as Parquet",
         kinds.Kind("FILE", kinds.parquet_name),
         default_text="print it",
     )

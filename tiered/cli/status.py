@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
+    from tiered.cli.options import TopicRules
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
 
@@ -50,16 +51,16 @@ class StatusOptions:
 
     url: str = argument()
     store: str | None = option(
-        "local store directory to compare with", kinds.DIR, default_text="none: lag unknown"
+        "local store to compare with", kinds.DIR, default_text="none: lag unknown"
     )
     topics: tuple[str, ...] = several(
-        "topics that attach tiers, as globs: others lag only by what is in the tier",
+        "topics that attach tiers; others show no lag beyond the tier",
         kinds.GLOBS,
         default_text="all",
     )
-    exclude: tuple[str, ...] = several("topics that attach does not tier, as globs", kinds.GLOBS)
+    exclude: tuple[str, ...] = several("topics that attach leaves out", kinds.GLOBS)
     brokers: tuple[str, ...] = several(
-        "only these brokers, as globs of BROKER or CLUSTER/BROKER",
+        "only these: BROKER or CLUSTER/BROKER",
         kinds.GLOBS,
         default_text="all",
         excludes="broker",
@@ -71,7 +72,7 @@ class StatusOptions:
 def run(call: Call, options: StatusOptions) -> int:
     """Shows how far each queue is tiered, and what is pending.
 
-    Several brokers have a line each, the worst first; select one with --cluster and --broker.
+    Several brokers have a line each, the worst first.
 
     Examples:
         tiered status file:///tmp/tier
@@ -111,6 +112,8 @@ def _show(call: Call, options: StatusOptions, store: ObjectStore) -> int:
             told=lambda count, total: progress.tell(f"{count} of {total} brokers", count, total),
         )
     document = status_document(store.url, facts, unread, now_ms)
+    for broker in document["brokers"]:
+        broker["limited"] = _limited(call.rules, broker)
     rows = [
         {"cluster": broker["cluster"], "broker": broker["broker"], **queue}
         for broker in document["brokers"]
@@ -123,6 +126,20 @@ def _show(call: Call, options: StatusOptions, store: ObjectStore) -> int:
             name = f"{one['cluster']}/{one['broker']}"
             call.say(f"tiered: {name}: {one['state']}: {one['reason']}", level="error")
     return max((one["exit_code"] for one in document["unread"]), default=0)
+
+
+def _limited(rules: TopicRules, broker: dict[str, Any]) -> list[dict[str, Any]]:
+    """Topics that a ``rate`` limits, by the configuration file of this call: what ``attach`` reads, if it has the same."""
+    return [
+        {
+            "topic": topic["topic"],
+            "rate_bytes": rate,
+            "by": rules.source,
+            "lag_messages": topic["lag_messages"],
+        }
+        for topic in broker["topics"]
+        if (rate := rules.get(topic["topic"], "rate", 0))
+    ]
 
 
 def _queues(broker: dict[str, Any]) -> list[Row]:
@@ -206,6 +223,13 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
             f"paused    {one['topic']} since {format_time(one['since_ms'])}{waits}: what the broker expires"
             " meanwhile will be a gap; `tiered resume` goes on"
         )
+    for one in broker["limited"]:
+        if one["lag_messages"]:
+            waits = counted(one["lag_messages"], "message waits", "messages wait")
+            remarks.append(
+                f"limited   {one['topic']} to {format_size(one['rate_bytes'])} a second by {one['by']}, {waits}:"
+                " what the broker expires meanwhile will be a gap"
+            )
     for log in broker["retry_logs"] or ():
         if log["reason"]:
             remarks.append(f"retries   mount {log['mount']}: cannot be read: {log['reason']}")
@@ -285,9 +309,9 @@ class LsOptions:
     """What ``tiered ls`` can be told."""
 
     url: str = argument()
-    topic: str | None = maybe("only this topic [default: all]")
-    objects: bool = flag("list objects (bundles) and their sections", excludes="incarnations")
-    incarnations: bool = flag("list every incarnation of each queue: ended, truncated, present")
+    topic: str | None = maybe("only this topic")
+    objects: bool = flag("list bundles and their sections", excludes="incarnations")
+    incarnations: bool = flag("list ended, truncated and present incarnations")
 
 
 @command("ls", LsOptions)
@@ -346,7 +370,7 @@ def queue_listing(tier: OpenTier, queues: list[MessageQueue]) -> list[Row]:
 
 def incarnation_rows(tier: OpenTier, queue: MessageQueue) -> Iterator[Row]:
     """A row for each incarnation of a queue, oldest first."""
-    from tiered.log.truncation import state_word
+    from tiered.log.state import state_word
 
     incarnations = tier.state.queues[queue]
     for number, incarnation in enumerate(incarnations):
@@ -442,7 +466,7 @@ class LeaseOptions(BrokersOptions):
     brokers_at_once: ClassVar = 8
     broker_columns: ClassVar = ("state", "host", "pid", "epoch", "is_broken")
 
-    break_: bool = flag("release the lease even if another writer holds it")
+    break_: bool = flag("free it even if another writer holds it")
 
 
 @command("lease", LeaseOptions)

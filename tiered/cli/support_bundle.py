@@ -24,6 +24,7 @@ from tiered.cli.frame import command
 from tiered.cli.options import argument, option
 from tiered.cli.output import show
 from tiered.cli.values import counted
+from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _LOG_BYTES_MAX = 8 << 20
 _ANSWER_BYTES_MAX = 8 << 20
 _ANSWER_S = 10.0
+_SUFFIXES = (".tar.gz", ".tgz")
 _PAGES = ("metrics", "livez", "readyz", "healthz")
 
 
@@ -42,10 +44,10 @@ class BundleOptions:
     """What ``tiered support-bundle`` can be told."""
 
     url: str = argument()
-    file: str = argument("the .tar.gz to write", click.Path())
-    store: str | None = option("local store directory to check too", kinds.DIR)
-    log_file: str | None = option("log file whose last lines to include", kinds.FILE)
-    log_lines: int = option("maximum lines of it", kinds.COUNT, default=5000)
+    file: str = argument("the .tar.gz or .tgz to write", click.Path())
+    store: str | None = option("also check this local store", kinds.DIR)
+    log_file: str | None = option("log file to include the end of", kinds.FILE)
+    log_lines: int = option("lines of it", kinds.COUNT, default=5000)
     metrics: Address | None = option("a running process's --metrics-listen", kinds.ADDRESS)
 
 
@@ -53,13 +55,16 @@ class BundleOptions:
 def run(call: Call, options: BundleOptions) -> int:
     """Collects what support needs in one file, without secrets.
 
-    One .tar.gz with settings in force, versions, output of doctor and status and, if named, log lines and metrics of
-    a running process. What cannot be collected is noted in it.
+    Contains settings, versions, the output of doctor and status, and log lines and metrics if named.
 
     Examples:
         tiered support-bundle s3://bucket/prefix bundle.tar.gz --log-file /var/log/tiered.log
         tiered support-bundle file:///tmp/tier bundle.tar.gz --metrics 127.0.0.1:9400 --json
     """
+    if not options.file.endswith(_SUFFIXES):
+        raise InvalidError(
+            "a support bundle is a .tar.gz", where=options.file, do="name it so, or .tgz"
+        )
     hide, errors, texts = Hidden.of(call), {}, {}
     for name, make in _parts(call, options):
         try:

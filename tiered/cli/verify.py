@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.cli.call import Call
     from tiered.local.interface import LocalStore
-    from tiered.log.verify_report import VerifyReport
+    from tiered.log.verify_objects import VerifyReport
     from tiered.upkeep.rebuild import RebuildPlan
     from tiered.upkeep.repair import Repairer
     from tiered.upkeep.workplace import Workplace
@@ -55,17 +55,13 @@ class VerifyOptions(BrokersOptions):
 
     broker_columns: ClassVar = ("problem_count", "messages", "named_bytes", "is_deep")
 
-    deep: bool = flag("read and check every byte of every object")
-    store: str | None = option(
-        "local store directory to compare with, message by message", kinds.DIR
-    )
-    repair: bool = flag(
-        "upload damaged data again from the local store or another object, and check again"
-    )
+    deep: bool = flag("read and check every byte")
+    store: str | None = option("local store to compare with, message by message", kinds.DIR)
+    repair: bool = flag("upload damaged data again from the store or another object")
     strict: bool = flag("exit with code 1 also for recorded findings")
-    timers: bool = flag("check the broker's timers instead of its topics")
+    timers: bool = flag("check timers instead of topics")
     retries: str | None = option(
-        "check messages sent back to this mount instead: its --name, with /ADDRESS if --shared",
+        "check instead what was sent back to this mount (its --name, with /ADDRESS if --shared)",
         kinds.NAME,
         excludes="timers store repair",
     )
@@ -84,8 +80,7 @@ def run(call: Call, options: VerifyOptions) -> int:
         tiered verify s3://bucket/prefix --store /data/rocketmq/store --json
     """
     from backends.errors import BackendError
-    from tiered.api.broker_place import choose_place, choose_retries
-    from tiered.attach.timer_place import choose_timers
+    from tiered.api.broker_place import choose_place, choose_retries, choose_timers
     from tiered.log.verify import verify_tier
 
     if options.timers and options.store and not options.repair:
@@ -256,7 +251,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
 
 def _next_step(document: dict[str, Any]) -> Iterator[str]:
     """How damaged objects are mended, where nobody has tried to."""
-    from tiered.log.verify_report import OBJECT_KINDS
+    from tiered.log.verify_objects import OBJECT_KINDS
 
     if not document["repair"] and any(one["kind"] in OBJECT_KINDS for one in document["problems"]):
         yield (
@@ -291,13 +286,13 @@ LISTED_MAX = 20
 class RebuildOptions(PlanOptions):
     """What ``tiered rebuild`` can be told."""
 
-    accept_gaps: bool = flag("permanently record messages with missing objects as gaps")
+    accept_gaps: bool = flag("record messages of missing objects as gaps, permanently")
     accept_unread: bool = flag(
-        "continue without messages of unreadable bundles, or that only journal entries name"
+        "leave out unreadable bundles, and messages that only journal entries name"
     )
     timers: bool = flag(TIMERS_TEXT)
     index: bool = flag(
-        "rebuild the key index, not the journal: damaged, lost or missing parts; timers have none",
+        "rebuild missing or damaged parts of the key index instead",
         excludes="timers accept-gaps accept-unread",
     )
 

@@ -358,7 +358,7 @@ class TieredDispatcher:
     def _offer(self, batch: RecordBatch, grown: list[Grown]) -> bool:
         if self._passed.by(batch.queue):
             return True
-        if self._rates.limits(batch.queue.topic) or not self.continuity.may_take(
+        if self._rates.rate_of(batch.queue.topic) or not self.continuity.may_take(
             file := self.file(batch.queue)
         ):
             return self._leave(batch.queue)
@@ -443,6 +443,10 @@ class TieredDispatcher:
     def lag(self) -> Mapping[MessageQueue, QueueOffset]:
         """Commit offset of each queue that this dispatcher has touched."""
         return self._files.commit_offsets()
+
+    def rate_of(self, topic: str) -> int:
+        """Bytes of a topic that are copied in a second, at most; 0: no limit. From any thread."""
+        return self._rates.rate_of(topic)
 
     @property
     def is_settled(self) -> bool:
@@ -662,7 +666,7 @@ class TieredDispatcher:
         return self._passed.by(queue)
 
     def _limits(self, queue: MessageQueue) -> bool:
-        return self._rates.limits(queue.topic)
+        return self._rates.rate_of(queue.topic) > 0
 
     def _obey_pauses(self) -> None:
         """Do as the journal says now."""
@@ -796,7 +800,7 @@ class Compensation:
     def is_idle(self, *, limited: bool) -> bool:
         """Whether no queue is behind; without ``limited`` those that wait by the rate of their topic do not count."""
         with self._lock:
-            is_behind = any(limited or not self._rates.limits(one.topic) for one in self._behind)
+            is_behind = any(limited or not self._rates.rate_of(one.topic) for one in self._behind)
             return not (is_behind or self._running or self._gaps)
 
     def fall_behind(self, queue: MessageQueue) -> None:

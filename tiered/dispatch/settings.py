@@ -327,9 +327,9 @@ class TopicRates:
         """Allow nothing more of topics that have a limit."""
         self._is_ended = True
 
-    def limits(self, topic: str) -> bool:
-        """Whether a topic has a limit."""
-        return self._of(topic)[0] > 0
+    def rate_of(self, topic: str) -> int:
+        """The limit of a topic; 0: it has none."""
+        return self._of(topic)[0]
 
     def allowed_bytes(self, topic: str, bytes_max: int) -> int:
         """How much of a topic may be copied at once now: one message at least, or 0; without a limit ``bytes_max``."""

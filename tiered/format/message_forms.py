@@ -13,10 +13,6 @@ from json.encoder import encode_basestring as quoted
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-import lz4.frame
-import zstandard
-from zlib_ng import zlib_ng
-
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
@@ -65,19 +61,6 @@ def decompress_body(body: bytes, sys_flag: int, *, bytes_max: int = BODY_BYTES_M
         return unpack(codec, body, bytes_max)
     except UnpackError as error:
         raise DataError(f"a compressed body {error}") from error
-
-
-def compress_body(body: bytes, compression: int) -> tuple[bytes, int]:
-    """Compress a body as a producer does; the body to store, and the bits that its ``sysFlag`` gets."""
-    if compression == COMPRESSION_ZLIB:
-        packed = zlib_ng.compress(body, 5)
-    elif compression == COMPRESSION_LZ4:
-        packed = lz4.frame.compress(body)
-    elif compression == COMPRESSION_ZSTD:
-        packed = zstandard.ZstdCompressor(level=3).compress(body)
-    else:
-        raise ValueError(f"no compression has the number {compression:#x}")
-    return packed, COMPRESSED | compression
 
 
 # -- inner batches ---------------------------------------------------------------------------------

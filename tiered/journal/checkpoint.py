@@ -35,8 +35,7 @@ from zlib_ng import zlib_ng
 from backends.errors import ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, OtherVersionError
-from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import as_row, json_text, open_text, require_sparse, row_of, seal_text
 from tiered.keys import (
     JOURNAL,
     SHARD,

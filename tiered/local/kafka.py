@@ -51,8 +51,7 @@ from tiered.format.kafka_batch import (
     times_ms,
     walk_batches,
 )
-from tiered.format.kafka_log import INDEX_ENTRY, TIME_ENTRY, LeaderEpochs
-from tiered.format.kafka_transactions import follow_transactions
+from tiered.format.kafka_log import INDEX_ENTRY, TIME_ENTRY, LeaderEpochs, follow_transactions
 from tiered.format.record_kind import Mark, RecordKind, tag_codes
 from tiered.local.classification import AnomalyCounters, hole_counter
 from tiered.local.interface import (

@@ -34,7 +34,7 @@ from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.property_columns import tag_hashes
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.local.catalog import Catalog, QueueState
-from tiered.local.chunks import FAR, Chunk, LogChunks, Next
+from tiered.local.chunks import FAR, Chunk, LogChunks, LogIndex, Next
 from tiered.local.classification import WRONG_TAG_CODES, AnomalyCounters, hole_counter
 from tiered.local.interface import (
     HoleReason,
@@ -54,7 +54,6 @@ from tiered.local.layout import (
     read_text,
     read_topics,
 )
-from tiered.local.log_index import LogIndex
 from tiered.local.mapped_file_queue import FileCache, LostPages, MappedFileQueue, list_bases
 from tiered.local.matching import Match, match, match_groups
 from tiered.local.queue_reader import (

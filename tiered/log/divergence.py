@@ -13,7 +13,7 @@ import numpy as np
 from backends.errors import ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
-from tiered.journal.typed import row_of
+from tiered.journal.entry import row_of
 from tiered.log.actions import Head
 from tiered.log.fingerprints import HOLE, fingerprint_of_item
 from tiered.log.flat_file import ITEM, ITEM_BYTES

@@ -9,7 +9,7 @@ Ordering: the journal is replayed before and after the listing, so that the work
 is not taken for damage: missing is what is named before and after and not listed; orphaned what is listed and named at
 neither time.
 
-What is in objects is checked by ``tiered.log.verify_objects``; what was found is ``tiered.log.verify_report``.
+What is in objects is checked by ``tiered.log.verify_objects``; what was found is ``tiered.log.verify_objects``.
 
 Memory: the state, and for each of ``in_flight_max`` steps one bundle (or a batch of tier and local store).
 """
@@ -51,19 +51,17 @@ from tiered.log.rebuilt_state import REBUILT_STRIDE
 from tiered.log.state import Gap, TierMachine
 from tiered.log.timers import FACTS, kept_facts
 from tiered.log.verify_objects import (
-    BundleCheck,
-    IndexCheck,
-    check_indexes,
-    check_quarantined,
-    unindexed_messages,
-)
-from tiered.log.verify_report import (
     OTHER_VERSION,
+    BundleCheck,
     Finding,
+    IndexCheck,
     Problem,
     StoreComparison,
     VerifyReport,
+    check_indexes,
+    check_quarantined,
     check_state,
+    unindexed_messages,
 )
 from tiered.model import QueueBounds, QueueOffset
 

@@ -35,20 +35,42 @@ from tiered.api.broker_place import mounts_below
 from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
-from tiered.journal.entry import EPOCH, json_text
+from tiered.journal.entry import EPOCH, INT_MAX, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.replay import JournalReader, UnknownActionError
 from tiered.keys import JOURNAL
-from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.journal.entry import Action, Entry
+
+# -- types of rows -------------------------------------------------------------------------------
+
+_INT_SET = {int}
+
+
+def check_ints(values: Iterable[Any], what: str) -> None:
+    """Refuse (``ValueError``) what is not whole numbers from -1 to ``INT_MAX``."""
+    found = tuple(values)
+    if not found:
+        return
+    if set(map(type, found)) != _INT_SET or min(found) < -1 or max(found) >= INT_MAX:
+        raise ValueError(f"{what} is {found!r:.200}")
+
+
+def check_texts(values: Iterable[Any], what: str) -> None:
+    """Refuse (``ValueError``) what is not texts."""
+    for value in values:
+        if type(value) is not str:
+            raise ValueError(f"{what} is {value!r:.80}")
+
+
+# -- in memory --------------------------------------------------------------------------------------
 
 _LOG = logging.getLogger("tiered.mount")
 OFFSETS: Final = "offsets"
@@ -470,10 +492,14 @@ class OffsetsKeeper:
         """
         try:
             self._lease.renew()
-            self._unrenewed = ""
         except BackendError as error:
+            if not self._unrenewed:  # ``trouble`` has it while it lasts
+                _LOG.warning("the mount's lease could not be renewed, trying again: %s", error)
             self._unrenewed = str(error)
-            _LOG.warning("the mount's lease could not be renewed, trying again: %s", error)
+        else:
+            if self._unrenewed:
+                _LOG.warning("the mount's lease is renewed again")
+            self._unrenewed = ""
 
     def abandon(self) -> None:
         """End tries that are under way. From any thread."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
-from tiered.journal.typed import as_object
+from tiered.journal.entry import as_object
 from tiered.spark.offset_ranges import (
     FAIL,
     SKIP,

@@ -51,8 +51,7 @@ from tiered.compaction.passes import (
 from tiered.crashpoints import reached
 from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, no_topic
-from tiered.journal.entry import Entry
-from tiered.journal.typed import AnyInt, row_of
+from tiered.journal.entry import AnyInt, Entry, row_of
 from tiered.keys import maintenance_sequences, maker_of
 from tiered.log.actions import IncarnationPasses
 from tiered.log.bundles import encode_numbers

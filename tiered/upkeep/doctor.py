@@ -31,13 +31,10 @@ from backends.errors import (
 from backends.lazy_dataclass import dataclass
 from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, folder_of, probe, redacted
-from backends.registry import PREFIX as PROBE
-from backends.registry import PREFIX as PROBES
-from backends.s3_bucket import plain_http_host, read_object_lock, read_rules
+from backends.s3_control import plain_http_host, read_object_lock, read_rules
 from backends.s3_settings import split_location
 from backends.wrapping import put_own
-from tiered.api.broker_place import find_places
-from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of
+from tiered.api.broker_place import TIMER_SIGNS, TimerPlace, find_places, timers_of
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.keys import (
     BUNDLE,
@@ -429,7 +426,7 @@ def trial_store(
         _require_makeable(folder, is_new=is_new)
     try:
         is_tier = bool(_places(store))
-        traces = (PROBES, SCRATCH, HIDDEN)
+        traces = (PREFIX, SCRATCH, HIDDEN)
         others = (i.key for i in store.list("") if not i.key.startswith(traces))
         other = None if is_tier else next(others, None)
     except BackendError:
@@ -577,8 +574,8 @@ def policy(role: str, grounds: Grounds) -> dict[str, Any]:
     puts = [prefix + broker + pattern for pattern in found.puts] + roots
     deletes = [prefix + broker + pattern for pattern in found.deletes] + roots
     if found.probes:
-        puts.append(f"{prefix}{PROBE}*")
-        deletes.append(f"{prefix}{PROBE}*")
+        puts.append(f"{prefix}{PREFIX}*")
+        deletes.append(f"{prefix}{PREFIX}*")
     for name, action, keys in (("Put", PUT, puts), ("Delete", DELETE, deletes)):
         if keys:
             statements.append(_allow(name, [action], [f"{arn}{bucket}/{key}" for key in keys]))

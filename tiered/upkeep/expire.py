@@ -2,7 +2,7 @@
 
 Overview: ``plan_expire`` and ``plan_delete_topic`` decide by the journal's state alone; ``apply_steps`` appends ``expire``
 actions. ``plan_truncate`` also reads the index of the part in which the offset lies; ``apply_truncate`` appends the
-action that ``attach`` would (``tiered.log.truncation``). No object is touched: a later gc deletes what no entry names, after
+action that ``attach`` would (``tiered.log.state``). No object is touched: a later gc deletes what no entry names, after
 its grace, so that readers that are at work get to their end; what is truncated stays readable as an incarnation that is
 over, until it expires.
 
@@ -33,8 +33,8 @@ from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.parts import queue_action
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.sections import read_range
+from tiered.log.state import cut
 from tiered.log.timers import HOUR_MS, hour_queue
-from tiered.log.truncation import cut
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.workplace import (
     STEPS_MAX,

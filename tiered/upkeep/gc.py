@@ -19,7 +19,7 @@ gone is counted as gone), or a new one be made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
+from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.entry)
 from dataclasses import asdict, replace
 from itertools import groupby
 from operator import attrgetter
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from backends.base import ObjectInfo, ObjectStore, StoredVersion
-    from backends.s3_bucket import Bucket
+    from backends.s3_control import Bucket
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.dispatch.merging import MergedBundle
-    from tiered.journal.ahead import JournalBytes
+    from tiered.journal.replay import JournalBytes
     from tiered.log.merge import MergeOutput, MergePlan
     from tiered.log.parts import TierState
     from tiered.upkeep.workplace import Workplace

@@ -51,10 +51,9 @@ from tiered.errors import (
 )
 from tiered.format.record_kind import RecordKind
 from tiered.index.indexer import IndexBuilder, Indexer
-from tiered.journal.entry import EPOCH
+from tiered.journal.entry import EPOCH, INT_MAX, as_document, document_of
 from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import INT_MAX, as_document, document_of
 from tiered.keys import (
     JOURNAL,
     LEASE,
@@ -68,9 +67,8 @@ from tiered.keys import (
 )
 from tiered.log.actions import Indexed
 from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
-from tiered.log.bundle_tables import Refused, Tabled, read_tables
+from tiered.log.bundles import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
-from tiered.log.indexed import after_index, index_action
 from tiered.log.lineage import found_in, moved
 from tiered.log.reader import DAMAGED_OR_GONE, QueueReader
 from tiered.log.rebuilt_state import (
@@ -83,10 +81,9 @@ from tiered.log.rebuilt_state import (
     propose,
 )
 from tiered.log.sections import read_range
-from tiered.log.state import TierMachine, TierState, require_known
+from tiered.log.state import TierMachine, TierState, after_index, index_action, require_known
 from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
-from tiered.log.verify_objects import IndexCheck, unindexed_messages
-from tiered.log.verify_report import OTHER_VERSION, check_state
+from tiered.log.verify_objects import OTHER_VERSION, IndexCheck, check_state, unindexed_messages
 from tiered.upkeep.workplace import (
     Anew,
     TierPlan,

@@ -32,7 +32,7 @@ from tiered.format.bundle import build_packed_section, build_section
 from tiered.format.record import QUEUE_OFFSET_AT
 from tiered.keys import parse_data_key
 from tiered.local.catalog import TIMER_TOPICS
-from tiered.log.bundle_tables import Tabled, read_bundle_table
+from tiered.log.bundles import Tabled, read_bundle_table
 from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import encode_items
 from tiered.log.history import named_objects, parts_by_bundle
@@ -43,7 +43,7 @@ from tiered.log.salvage import salvage
 from tiered.log.sections import read_range
 from tiered.log.timers import HOUR_MS
 from tiered.log.verify import require_same_id
-from tiered.log.verify_report import WHOLE
+from tiered.log.verify_objects import WHOLE
 from tiered.model import QueueOffset
 from tiered.upkeep.workplace import UploadingEpoch
 from timer.hour_files import place_records
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.history import NamedPart
     from tiered.log.parts import Incarnation, Part, SectionRange, TierState
-    from tiered.log.verify_report import Damaged
+    from tiered.log.verify_objects import Damaged
     from tiered.model import MessageQueue
     from tiered.upkeep.workplace import Workplace
     from timer.records import Longs, TimerRows

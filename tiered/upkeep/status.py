@@ -18,17 +18,16 @@ from tiered.api.stores import what_to_do
 from tiered.attach.observe import QueueLag, measure_lag
 from tiered.errors import DataError, OtherVersionError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
+from tiered.journal.entry import document_of
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import document_of
 from tiered.keys import LEASE
 from tiered.local.catalog import DEAD_PREFIX, SCHEDULE_TOPIC
 from tiered.log.broker_tables import HANDOVER
 from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
-from tiered.log.state import TierMachine
-from tiered.log.truncation import is_tail
+from tiered.log.state import TierMachine, is_tail
 from tiered.log.verify import require_same_id
 
 if TYPE_CHECKING:

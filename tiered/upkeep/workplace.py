@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
+from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.entry)
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -26,10 +26,9 @@ from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Uploader
 from tiered.errors import FencedError, InvalidError, MovedOnError, OtherVersionError
 from tiered.journal.append import JournalWriter
-from tiered.journal.entry import seal_text
+from tiered.journal.entry import as_document, document_of, seal_text
 from tiered.journal.lease import Holder, JournalEnd, Lease, LeaseState, encode_lease, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import as_document, document_of
 from tiered.keys import LEASE, ledger_key
 from tiered.log.actions import Pause, action_of
 from tiered.log.reader import TierReader

@@ -10,12 +10,12 @@ from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.lazy_dataclass import dataclass, picked
-from tiered.attach.timer_place import TIMER_SIGNS, timers_of
+from tiered.api.broker_place import TIMER_SIGNS, timers_of
 from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.merge import run_bytes
-from tiered.log.truncation import state_word
+from tiered.log.state import state_word
 from tiered.model import MessageQueue
 from tiered.upkeep.status import UnreadBroker, bills_requests, retry_remarks
 from tiered.web import browse

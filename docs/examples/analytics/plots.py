@@ -7,6 +7,7 @@ matplotlib draws what it counted: pip install 'tieredmq[charts]'.
 from __future__ import annotations
 
 import argparse
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def measure(store: Any, wanted: list[str]) -> dict[str, Any]:
     """Everything that the charts show."""
 
     def rows(question: str) -> list[dict[str, Any]]:
-        return ask(store, question).rows.to_pylist()
+        found: list[dict[str, Any]] = ask(store, question).rows.to_pylist()
+        return found
 
     names = [row["name"] for row in rows("SHOW TABLES")]
     topics = [n for n in names if any(fnmatchcase(n, glob) for glob in wanted)]
@@ -140,7 +142,7 @@ def _rate(what: str, unit: str) -> Any:
         for name, one in shown:
             axes.bar(starts, one[what], step / scale, bottom=below, label=name, align="edge")
             below = [a + b for a, b in zip(below, one[what], strict=True)]
-        began = mpl.dates.num2date(low / 86_400_000).strftime("%Y-%m-%d %H:%M:%S")
+        began = datetime.fromtimestamp(low / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         axes.set_xlabel(f"{word} since {began} UTC")
         axes.set_ylabel(f"{unit} per {step_text(step)}")
 
