@@ -298,7 +298,7 @@ def versions_kept(
         BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
     """
     from backends.errors import BackendError, ConfigurationError
-    from backends.s3_control import open_versions
+    from backends.s3_bucket import open_versions
     from tiered.upkeep.gc import OldVersions, look_for_versions
 
     try:

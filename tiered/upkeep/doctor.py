@@ -31,7 +31,7 @@ from backends.errors import (
 from backends.lazy_dataclass import dataclass
 from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, folder_of, probe, redacted
-from backends.s3_control import plain_http_host, read_object_lock, read_rules
+from backends.s3_bucket import plain_http_host, read_object_lock, read_rules
 from backends.s3_settings import split_location
 from backends.wrapping import put_own
 from tiered.api.broker_place import TIMER_SIGNS, TimerPlace, find_places, timers_of

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from backends.base import ObjectInfo, ObjectStore, StoredVersion
-    from backends.s3_control import Bucket
+    from backends.s3_bucket import Bucket
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.dispatch.merging import MergedBundle
