@@ -73,7 +73,8 @@ system: ## JDK and Maven (with apt, as root), the RocketMQ and Kafka oracles, Mi
 lint: .venv/.installed-test ## ruff, mypy, import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	@# Two processes, if they can be started within the three seconds that mypy allows them: a busy machine may be slower.
+	$(BIN)/mypy --num-workers 2 || $(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: .venv/.installed-test ## repairs what ruff can repair
@@ -96,7 +97,7 @@ localstack: ## LocalStack without Docker, in an environment of its own; prints t
 	@$$(requirements/python.sh) localstack/run_host.py up
 
 docs: .venv/.installed-runtime ## the generated pages of docs/ again
-	@$(BIN)/python -m tiered.cli.docs
+	@$(BIN)/python -m tests.support.generated
 
 docs-site: .tools/site/.installed ## the documentation as a site, in build/site; a broken link or a page that docs/index.md lacks fails
 	@NO_MKDOCS_2_WARNING=1 .tools/site/bin/mkdocs build --strict --config-file docs/site/mkdocs.yml

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-__all__ = ["dataclass"]
+__all__ = ["dataclass", "picked"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -211,3 +211,8 @@ if not TYPE_CHECKING:
     def dataclass(cls: type | None = None, /, **how: bool) -> Any:  # noqa: ANN401
         """Makes a dataclass of a class; see ``dataclasses.dataclass``."""
         return _process(cls, **how) if cls is not None else lambda cls: _process(cls, **how)
+
+
+def picked(source: object, *names: str) -> dict[str, Any]:
+    """What an object has under these names, for a document."""
+    return {name: getattr(source, name) for name in names}

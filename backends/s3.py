@@ -46,9 +46,8 @@ from backends.errors import (
     PreconditionFailedError,
     ShortReadError,
 )
-from backends.s3_answers import FOREIGN, NO_SUCH_BUCKET
 from backends.s3_settings import check_options, loaded, resolve, split_location
-from backends.s3_wire import DELETE, GET, LIST, PUT, S3Failure, failures_of
+from backends.s3_wire import DELETE, FOREIGN, GET, LIST, NO_SUCH_BUCKET, PUT, S3Failure, failures_of
 
 if TYPE_CHECKING:
     import builtins

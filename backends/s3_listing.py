@@ -34,8 +34,9 @@ from xml.etree import ElementTree as ET
 
 from backends.base import ObjectInfo, Version
 from backends.errors import ConfigurationError
-from backends.s3_answers import CUT, FOREIGN
 from backends.s3_wire import (
+    CUT,
+    FOREIGN,
     S3Failure,
     answered,
     no_credentials,

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import ObjectStore
-    from fetcher.buffers import Memory
     from fetcher.limits import FetchSettings
     from fetcher.requests import Data
+    from fetcher.runs import Memory
     from fetcher.transfers import Transfers
     from tiered.clock import Clock
     from tiered.log.cursor import IncarnationView

@@ -12,7 +12,7 @@ Ordering
 
 Retries
     What fails is not asked for again by itself: the store below retries, and a slow request is hedged
-    (``fetcher.transfer_state``). What was read ahead in vain is forgotten, and asked for again when it is wanted. An
+    (``fetcher.transfers``). What was read ahead in vain is forgotten, and asked for again when it is wanted. An
     object that is gone makes the journal be replayed (``tiered.log.cursor``).
 
 Histories
@@ -39,10 +39,9 @@ from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
-from fetcher.buffers import Memory
 from fetcher.cache import Fetch, Stock, WaitingRead
 from fetcher.limits import FREE_SHARE, FetchSettings
-from fetcher.runs import MultiSectionRun, Run
+from fetcher.runs import Memory, MultiSectionRun, Run
 from fetcher.transfers import AskingStore, Transfers, result_by, too_late
 from fetcher.window import Member, Neighbours, Readers
 from tiered.errors import ClosedError, DataError, StoreUnavailableError

@@ -62,9 +62,9 @@ from tiered.errors import (
     StoreUnavailableError,
     TieredStoreError,
 )
-from tiered.log.by_time import StoreRanges, find_by_time
-from tiered.log.fingerprints import fingerprint_of_item
+from tiered.log.divergence import fingerprint_of_item
 from tiered.log.parts import Gap
+from tiered.log.reader import StoreRanges, find_by_time
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:

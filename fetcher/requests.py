@@ -4,7 +4,7 @@ Words. A future that was asked for, the range of an object it waits for, the req
 
     Asked  n..1  Range  n..1  Request  1..2  Attempt
 
-``fetcher.transfer_state`` gives them meaning. Equal wishes share a range. Ranges wait in two *queues*, in fair order and by
+``fetcher.transfers`` gives them meaning. Equal wishes share a range. Ranges wait in two *queues*, in fair order and by
 place, so that neighbours go with one request (``plan_merge``).
 
 Fairness. Streams take turns by bytes: start-time fair queueing. Each stream has a *tag*, the bytes it has been given on a
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # -- requests
 
 Data = bytes | memoryview
-"""What came: bytes of its own, or a view of memory that is lent (``fetcher.buffers``)."""
+"""What came: bytes of its own, or a view of memory that is lent (``fetcher.runs``)."""
 
 
 class BusyError(StoreUnavailableError):

@@ -6,10 +6,15 @@ import errno
 import ipaddress
 import re
 import socket
+import threading
 from contextlib import ExitStack
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socketserver import TCPServer
 
 PORT_END: Final = 1 << 16
 BACKLOG: Final = 1024
@@ -83,6 +88,43 @@ def listening(place: Address, option: str) -> list[socket.socket]:
             where=option,
             do="choose an address of this machine and a free port",
         ) from error
+
+
+class Servers:
+    """Servers of the standard library, one for each socket of an address. Each has a thread, until they are closed."""
+
+    def __init__(
+        self, place: Address, option: str, name: str, make: Callable[[Any], TCPServer]
+    ) -> None:
+        """Listen, and serve.
+
+        Args:
+            name: Of the threads.
+            make: Makes a server of the name of its socket, which does not bind.
+        """
+        self._servers: list[TCPServer] = []
+        for listener in listening(place, option):
+            server = make(listener.getsockname())
+            server.socket.close()
+            server.socket = listener
+            self._servers.append(server)
+        self.port = int(self._servers[0].socket.getsockname()[1])  # that is listened at
+        # Daemons: a client that hangs must not keep the process from ending.
+        self._threads = [
+            threading.Thread(target=one.serve_forever, args=(0.1,), name=name, daemon=True)
+            for one in self._servers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop serving. The threads end before the sockets are closed under them."""
+        for server in self._servers:
+            server.shutdown()
+        for thread in self._threads:
+            thread.join()
+        for server in self._servers:
+            server.server_close()
 
 
 def why_taken(place: Address) -> str:

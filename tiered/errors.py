@@ -27,7 +27,7 @@ class TieredStoreError(Exception):
 
     kind: ClassVar[str] = "internal"  # one of the six words of the table above
     exit_code: ClassVar[int] = 70  # what the command line ends with
-    reason: ClassVar[str] = "defect"  # for programs: one of ``tiered.cli.exits.REASONS``
+    reason: ClassVar[str] = "defect"  # for programs: one of the list in docs/json.md
 
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
         """Make an error ``WHAT (WHERE); DO THIS``.

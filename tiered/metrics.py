@@ -64,7 +64,7 @@ PROCESS_METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_build_info",
         _G,
-        "Always 1; the labels say which version runs.",
+        "Always 1.",
         ("version", "python"),
     ),
     Metric("process_cpu_seconds_total", _C, "CPU time used."),
@@ -85,39 +85,37 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_lag_seconds",
         _G,
-        "Age of the oldest such message, over all queues of the topic. Normal: about the freshness. Alert on"
-        " it.",
+        "Age of the oldest such message; normally about the freshness. Alert on it.",
         ("topic",),
     ),
     Metric(
         "tiered_topic_rate_bytes",
         _G,
-        "Bytes a second at which a rule's `rate` limits the topic; topics without a limit have no sample.",
+        "Bytes per second to which a rule's `rate` limits the topic.",
         ("topic",),
     ),
     Metric(
         "tiered_waiting_records",
         _G,
-        "Pending records: not proven committed; checked again later.",
+        "Pending records: not proven committed.",
     ),
-    Metric("tiered_waiting_bytes", _G, "Their size, as far as known."),
+    Metric("tiered_waiting_bytes", _G, "Their known size."),
     Metric("tiered_committed_messages_total", _C, "Queue offsets made durable, holes included."),
     Metric("tiered_committed_bytes_total", _C, "Bytes of records made durable."),
-    Metric("tiered_parts_total", _C, "Parts committed (what one round took of one queue)."),
-    Metric("tiered_bundles_total", _C, "Objects that hold these parts."),
+    Metric("tiered_parts_total", _C, "Parts committed: what one round took of one queue."),
+    Metric("tiered_bundles_total", _C, "Objects that hold them."),
     Metric("tiered_rounds_total", _C, "Journal entries that committed parts."),
     Metric(
         "tiered_commit_seconds",
         _H,
-        "From reading the oldest message of a journal entry until the entry is durable. Normal: up to the"
-        " freshness and an upload.",
+        "From reading a journal entry's oldest message until it is durable; normally up to the freshness and an upload.",
         (),
         _COMMIT_BUCKETS_S,
     ),
     Metric(
         "tiered_unmirrored_checkpoints_total",
         _C,
-        "Checkpoints without a copy in meta/journal/: a lost journal would be rebuilt from an older one.",
+        "Checkpoints without a copy in meta/journal/.",
     ),
     Metric("tiered_epoch", _G, "Epoch of this writer."),
     Metric(
@@ -129,55 +127,54 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_request_errors_total",
         _C,
-        "Failed requests, by class of the error. Expected answers (not there yet, already there) do not count.",
+        "Failed requests, expected answers not counted.",
         ("kind", "error"),
     ),
     Metric(
         "tiered_request_seconds",
         _H,
-        "Duration of requests, failed ones included; of a listing, its first page.",
+        "Duration of requests, failed ones included.",
         ("kind",),
         _REQUEST_BUCKETS_S,
     ),
-    Metric("tiered_transfer_bytes_total", _C, "Bytes of bodies, up or down.", ("direction",)),
+    Metric("tiered_transfer_bytes_total", _C, "Bytes up or down.", ("direction",)),
     Metric(
         "tiered_request_dollars_total",
         _C,
-        "Approximate cost of the requests at list prices, in US dollars, without storage.",
+        "Approximate cost of the requests at list prices, in US dollars.",
     ),
     Metric(
         "tiered_request_retries_total",
         _C,
-        "Retried reads, listings and lease requests; uploads and journal writes have their own counters.",
+        "Retried reads, listings and lease requests.",
     ),
     Metric(
         "tiered_upload_failures_total",
         _C,
-        "Uploads that failed or whose outcome is unknown; each is repeated as another object.",
+        "Uploads that failed or have an unknown outcome; each is repeated as another object.",
     ),
     Metric(
         "tiered_file_switches_total",
         _C,
-        "Segments rolled after a failed upload (Non-StopWrite).",
+        "Segments rolled after a failed upload; each leaves an orphan.",
     ),
     Metric(
         "tiered_store_trouble_seconds",
         _G,
-        "How long the object store has refused or failed, by reason: `permission` (keys or policy), `clock`"
-        " (this machine's), `encryption` (key service), `archived` (objects moved to an archive class),"
-        " `settings` (bucket, region, endpoint), `full`, `trust` (certificate), `unreachable`, `failing`;"
-        " else 0. Tiering continues by itself.",
+        "How long the object store has refused or failed: `permission` (keys or policy), `clock` (this machine's),"
+        " `encryption` (key service), `archived` (objects in an archive class), `settings` (bucket, region,"
+        " endpoint), `full`, `trust` (certificate), `unreachable`, `failing`.",
         ("reason",),
     ),
     Metric(
         "tiered_silent_seconds",
         _G,
-        "How long no upload has succeeded while there was something to upload.",
+        "How long no upload has succeeded though there was something to upload.",
     ),
     Metric(
         "tiered_lock_misses_total",
         _C,
-        "Batches left to compensation because their queue was busy.",
+        "Batches left to compensation because of a busy queue.",
     ),
     Metric(
         "tiered_compensated_total", _C, "Batches that compensation read from the broker's store."
@@ -185,13 +182,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_sealed_segments_total",
         _C,
-        "Open segments sealed because they were old or full, or on request (`--seal`).",
+        "Segments sealed for age or size, or on request (`--seal`).",
     ),
     Metric("tiered_compaction_passes_total", _C, "Passes of `attach --compact` over queues."),
     Metric(
         "tiered_compaction_failures_total",
         _C,
-        "Failed compaction rounds; the log says why. They are retried.",
+        "Failed compaction rounds; they are retried.",
     ),
     Metric("tiered_compaction_seconds_total", _C, "Duration of compaction rounds."),
     Metric(
@@ -204,25 +201,24 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_compaction_map_use_ratio",
         _G,
-        "Keys of the last round's largest queue relative to the map's capacity; above 1 a queue is read"
-        " several times.",
+        "Keys of the largest queue relative to --map-size; above 1 it is read several times.",
     ),
     Metric(
         "tiered_compaction_dirty_ratio",
         _G,
-        "Largest share of new data in a queue after the last round; above --dirty-ratio it is due.",
+        "Largest share of new data in a queue after the last round.",
     ),
     Metric(
         "tiered_compaction_last_timestamp_seconds",
         _G,
-        "End of the last successful round, Unix time; 0: none.",
+        "End of the last successful round, Unix time, or 0.",
     ),
     Metric("tiered_merged_bundles_total", _C, "Objects made by merging."),
     Metric("tiered_merged_parts_total", _C, "Parts merged into these."),
     Metric(
         "tiered_merged_bytes_total",
         _C,
-        "Bytes merged, before compression. Relative to `tiered_committed_bytes_total`: write amplification.",
+        "Bytes merged, before compression; relative to `tiered_committed_bytes_total`: write amplification.",
     ),
     Metric("tiered_merged_stored_bytes_total", _C, "Bytes of the objects made."),
     Metric(
@@ -233,7 +229,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_unmergeable_bundles_total",
         _C,
-        "Objects not merged because something in them is damaged or gone. Above 0 run `tiered verify --deep`.",
+        "Objects not merged because of damage. Above 0 run `tiered verify --deep`.",
     ),
     Metric("tiered_index_objects_total", _C, "Key index objects made."),
     Metric("tiered_index_keys_total", _C, "Keys in them."),
@@ -241,51 +237,50 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_index_waiting_messages",
         _G,
-        "Messages in the tier that the key index has not read yet.",
+        "Tiered messages not indexed yet.",
     ),
     Metric("tiered_index_failures_total", _C, "Failures of the key index."),
     Metric(
         "tiered_timers_up",
         _G,
-        "`attach --timers`: 1 while timers are imported, 0 while that fails.",
+        "1 while timers are imported, 0 while that fails.",
     ),
     Metric(
         "tiered_timers_oldest_seconds",
         _G,
-        "Age of the oldest timer record neither imported nor known to stay with the broker. Alert on it.",
+        "Age of the oldest timer record neither imported nor left to the broker. Alert on it.",
     ),
     Metric("tiered_timers_waiting_records", _G, "Number of such records."),
-    Metric("tiered_timers_taken_total", _C, "Timers imported into the tier."),
+    Metric("tiered_timers_taken_total", _C, "Timers imported."),
     Metric(
         "tiered_gaps_total",
         _C,
-        "Gaps: the broker deleted messages before they were tiered. Above 0 they are lost.",
+        "Gaps: the broker deleted messages before they were tiered.",
     ),
     Metric(
         "tiered_truncated_total",
         _C,
-        "Queues truncated because the broker has other messages from some offset on. Above 0 find out why.",
+        "Queues truncated because the broker has other messages from some offset on.",
     ),
     Metric(
         "tiered_begun_anew_total",
         _C,
-        "Queues restarted because their topic was deleted and recreated.",
+        "Queues begun anew because their topic was recreated.",
     ),
     Metric(
         "tiered_ahead_queues",
         _G,
-        "Queues in which the tier is ahead of the broker's store and nothing contradicts it: a lagging"
-        " replica, or a truncated topic.",
+        "Queues in which the tier is ahead of the broker: a lagging replica, or a truncated topic.",
     ),
     Metric(
         "tiered_quarantined_records_total",
         _C,
-        "Damaged records of the broker's store put into quarantine. Above 0 check the disk.",
+        "Damaged records of the broker's store. Above 0 check the disk.",
     ),
     Metric(
         "tiered_missing_messages_total",
         _C,
-        "Queue offsets for which the broker's store has no message. Above 0 find out why.",
+        "Queue offsets for which the broker's store has no message.",
     ),
     Metric("tiered_buffer_bytes", _G, "Memory held for records and uploads."),
     Metric("tiered_buffer_bytes_max", _G, "Its limit; at it, following pauses."),
@@ -297,99 +292,97 @@ MOUNT_METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_mount_refused_connections_total",
         _C,
-        "Connections refused because there were too many.",
+        "Connections beyond --connections.",
     ),
     Metric(
         "tiered_mount_dropped_connections_total",
         _C,
-        "Connections closed because of the client: `frame` (invalid), `silence`, `slow` (does not read),"
-        " `cut` (within a frame), `network`.",
+        "Connections closed because of the client: `frame` (invalid), `silence`, `slow`, `cut` (within a frame), `network`.",
         ("reason",),
     ),
     Metric("tiered_mount_requests_total", _C, "Client requests, by name.", ("request",)),
     Metric(
         "tiered_mount_denied_requests_total",
         _C,
-        "Requests refused by access rules (`--acl`): `unsigned`, `unknown` (access key, or a disabled user),"
-        " `signature`, `permission`.",
+        "Requests refused by access rules: `unsigned`, `unknown` (or disabled user), `signature`, `permission`.",
         ("reason",),
     ),
     Metric(
         "tiered_mount_rules_trouble",
         _G,
-        "1 while changed `--acl` files cannot be read; the previous rules stay in force.",
+        "1 while changed `--acl` files cannot be read; the previous rules hold.",
     ),
     Metric(
         "tiered_mount_request_seconds",
         _H,
-        "From a request to its answer, time held included.",
+        "From a request to its answer, holding included.",
         ("request",),
         _REQUEST_BUCKETS_S,
     ),
     Metric(
         "tiered_mount_answers_total",
         _C,
-        "Answers, by code; `other`: passed on from a consumer.",
+        "Answers; `other`: passed on from a consumer.",
         ("code",),
     ),
     Metric("tiered_mount_sent_bytes_total", _C, "Bytes of answers."),
     Metric(
         "tiered_mount_pulls_total",
         _C,
-        "Pulls by result. `TRY_AGAIN`: the tier did not answer; `OFFSET_FOUND_NULL`: damaged there.",
+        "Pulls; `TRY_AGAIN`: the tier did not answer, `OFFSET_FOUND_NULL`: damaged there.",
         ("status",),
     ),
     Metric(
         "tiered_mount_skipped_messages_total",
         _C,
-        "Queue offsets skipped because of gaps and damaged records, not compaction.",
+        "Queue offsets skipped because of gaps and damage.",
     ),
     Metric(
         "tiered_mount_read_bytes_total",
         _C,
-        "Bytes of records served, by source: `tier`, or `local` (the broker's store beside a replica).",
+        "Bytes served from the `tier`, or `local` (a living broker's store).",
         ("side",),
     ),
     Metric(
         "tiered_mount_replica_handed_back_total",
         _C,
-        "Pulls that a replica sent to the master.",
+        "Pulls sent to the master.",
     ),
     Metric(
         "tiered_mount_replica_passed_on_total",
         _C,
-        "Requests that a replica forwarded to the master.",
+        "Requests forwarded to the master.",
     ),
     Metric(
         "tiered_mount_replica_master_known",
         _G,
-        "1 while a name server knows the replica's master.",
+        "1 while a name server knows the master.",
     ),
-    Metric("tiered_mount_held_requests", _G, "Pulls held at the end of a queue (long polling)."),
-    Metric("tiered_mount_held_pops", _G, "Pops held (long polling)."),
+    Metric("tiered_mount_held_requests", _G, "Pulls held by long polling."),
+    Metric("tiered_mount_held_pops", _G, "Pops held by long polling."),
     Metric(
         "tiered_mount_popped_messages_in_flight",
         _G,
-        "Messages popped but not acknowledged, as last counted.",
+        "Messages popped but not acknowledged.",
     ),
     Metric("tiered_mount_in_flight_bytes", _G, "Bytes of requests and answers in progress."),
     Metric("tiered_mount_groups", _G, "Groups with consumers here."),
-    Metric("tiered_mount_consumers", _G, "Consumers, one per group and client."),
+    Metric("tiered_mount_consumers", _G, "Consumers here."),
     Metric("tiered_mount_topics", _G, "Topics served."),
     Metric(
         "tiered_mount_snapshots_total",
         _C,
-        "Snapshots of consumer offsets written to the tier.",
+        "Snapshots of consumer offsets written.",
     ),
     Metric(
         "tiered_mount_keeps_offsets",
         _G,
-        "0 while consumer offsets are only in memory: the object store refuses them, or the mount's lease.",
+        "0 while consumer offsets are only in memory, because they or the lease are refused.",
     ),
     Metric(
         "tiered_mount_sent_back_total",
         _C,
-        "Messages that consumers sent back, kept in the retry log.",
+        "Messages that consumers sent back.",
     ),
     Metric(
         "tiered_mount_given_again_total",
@@ -399,12 +392,12 @@ MOUNT_METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_mount_pending_retries",
         _G,
-        "Messages of the retry log not yet due or not yet durable.",
+        "Messages of the retry log not due or not durable yet.",
     ),
     Metric(
         "tiered_mount_name_servers",
         _G,
-        "1 while registered with this name server, else 0.",
+        "1 while registered with this name server.",
         ("address",),
     ),
     *(
@@ -427,17 +420,17 @@ BROKER = "broker"
 """The label that tells a fleet's mounts apart."""
 
 _OF_A_MEMBER: tuple[Metric, ...] = (
-    Metric("tiered_fleet_members", _G, "Live members of the fleet, as this one sees it."),
+    Metric("tiered_fleet_members", _G, "Live members of the fleet."),
     Metric("tiered_fleet_brokers", _G, "Brokers assigned to this member."),
     Metric(
         "tiered_fleet_failed_brokers",
         _G,
-        "Of these, not mounted or ended; they are retried, and the log says why.",
+        "Of these, not mounted; they are retried.",
     ),
     Metric(
         "tiered_fleet_living_brokers",
         _G,
-        "Of these, not decommissioned, and left alone.",
+        "Of these, not decommissioned and so left alone.",
     ),
 )
 
@@ -453,51 +446,51 @@ TIMER_METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_timer_pending_messages",
         _G,
-        "Timers not yet handed over, cancellations included.",
+        "Timers not yet handed over.",
     ),
     Metric("tiered_timer_pending_hours", _G, "Hours that hold them."),
     Metric(
         "tiered_timer_next_due_seconds",
         _G,
-        "Time until the first such hour; negative: it has begun. Alert when far below 0.",
+        "Time until the first such hour; negative: it has begun.",
     ),
     Metric(
         "tiered_timer_waiting_messages",
         _G,
-        "Handed over, not yet due: held by the target's timer wheel.",
+        "Handed over, not yet due.",
     ),
     Metric(
         "tiered_timer_lateness_seconds",
         _G,
-        "Greatest lateness of a delivery by the target's wheel since the start.",
+        "Greatest lateness of a delivery since the start.",
     ),
     Metric("tiered_timer_handed_messages_total", _C, "Messages handed over."),
     Metric(
         "tiered_timer_found_messages_total",
         _C,
-        "Messages of an interrupted batch that the target already had.",
+        "Messages of an interrupted batch that the target had.",
     ),
     Metric("tiered_timer_refused_messages_total", _C, "Messages that the target refuses for good."),
     Metric(
         "tiered_timer_missing_messages_total",
         _C,
-        "Messages lost from their hour's file, or from the target's store.",
+        "Messages lost from their hour's file or the target.",
     ),
     Metric(
         "tiered_timer_held_messages",
         _G,
-        "Messages held back because their block is damaged. Above 0 repair the timers' objects.",
+        "Messages held back because of damage. Above 0 repair the timers' objects.",
     ),
     Metric(
         "tiered_timer_dropped_messages_total",
         _C,
-        "Cancellations, and messages that were cancelled.",
+        "Cancelled messages, and cancellations.",
     ),
     Metric("tiered_timer_retries_total", _C, "Batches sent again."),
     Metric(
         "tiered_timer_delivered_messages_total",
         _C,
-        "Messages delivered by the target's wheel.",
+        "Messages delivered.",
     ),
     *(
         metric

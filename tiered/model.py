@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, Self
 
 from backends.lazy_dataclass import dataclass
 
@@ -17,6 +17,22 @@ Position = NewType("Position", int)
 """Byte address inside one segment."""
 TimestampMs = NewType("TimestampMs", int)
 """Milliseconds since 1970-01-01 UTC."""
+
+
+class Closing:
+    """What a ``with`` closes."""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        raise NotImplementedError
 
 
 class MessageQueue(NamedTuple):

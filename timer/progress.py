@@ -25,7 +25,7 @@ from tiered.local.layout import read_text, read_timer_progress
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import QueueOffset
 from tiered.store.disk import replace_file
-from timer.enqueue import Given, ImportProgress
+from timer.hour_files import Given, ImportProgress
 from timer.records import number_of, read_rows
 
 if TYPE_CHECKING:

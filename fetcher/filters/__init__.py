@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from fetcher.filters.batch import Filter, FilterError, Properties
-from fetcher.filters.tags import TagFilter, compile_tags
+from fetcher.filters.batch import Filter, FilterError, Properties, TagFilter, compile_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,14 +7,16 @@ inner batches, which are unpacked. Equal values are judged once per batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
 from tiered.format.message_forms import split_batch
-from tiered.format.properties import java_text
+from tiered.format.properties import TAGS, java_text, tag_hash
 from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.record_kind import RecordKind
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
     from tiered.format.block import RecordBlock
     from tiered.local.interface import RecordBatch
-
 
 # --------------------------------------------------------------------------------------------------
 # What a filter can do, and the error of an expression that is none.
@@ -196,3 +197,55 @@ def _unpack(batch: RecordBatch, position: int) -> dict[int, Record]:
     except RecordError as error:
         raise DataError(f"a record is damaged: {error}") from error
     return {message.queue_offset: message for message in split_batch(stored)}
+
+
+# -- tags ----------------------------------------------------------------------------------------
+#
+# Filters by tag: ``A||B``, or ``*`` for every message.
+#
+# By tag code in the index first, then by the text of the ``TAGS`` property, since different tags may share a code.
+
+ALL: Final = "*"
+_SEPARATOR: Final = "||"
+BLANKS: Final = "".join(map(chr, range(0x21)))
+"""What Java's ``trim`` takes off: other blanks, such as U+00A0, are part of a tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Messages with one of some tags; see ``Filter``."""
+
+    expression: str  # as it was given
+    names: frozenset[str] | None  # the tags; None for every message
+    tag_codes: npt.NDArray[np.int32] | None = field(compare=False)
+    """Their codes; None for every message."""
+
+    def matches(self, properties: Properties) -> bool:
+        """Whether one with these properties is wanted."""
+        return self.names is None or lookup(properties, TAGS) in self.names
+
+    def select(self, batch: RecordBatch) -> npt.NDArray[np.int64]:
+        """See ``Filter``. For ``*`` nothing is decoded."""
+        names = self.names
+        if names is None:
+            return np.flatnonzero(batch.sizes > 0)
+        return select_items(batch, self.tag_codes, (TAGS,), lambda row: row[0] in names)
+
+
+def compile_tags(expression: str, *, strict: bool) -> TagFilter:
+    """Make a filter of ``A||B``, with or without blanks around tags; an empty text is ``*``.
+
+    ``*`` is every message only when it stands alone. ``strict`` refuses an expression that names no tag, which no message
+    matches. FilterError: it is too long, consists of ``||`` alone, or names no tag.
+    """
+    if len(expression) > EXPRESSION_CHARS_MAX:
+        what = f"the expression has more than {EXPRESSION_CHARS_MAX} characters"
+        raise FilterError(what, expression, EXPRESSION_CHARS_MAX)
+    if expression in {"", ALL}:
+        return TagFilter(expression, None, None)
+    parts = [name.strip(BLANKS) for name in expression.split(_SEPARATOR)]
+    names = frozenset(parts) - {""}
+    if not names and (strict or not expression.replace(_SEPARATOR, "")):
+        raise FilterError("names no tag", expression, 0, expected="tags between ||, or *")
+    codes = np.array(sorted(map(tag_hash, names)), np.int32)
+    return TagFilter(expression, names, codes)

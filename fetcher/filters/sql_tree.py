@@ -12,7 +12,7 @@ import sys
 from typing import Final, Literal, TypeAlias
 
 from backends.lazy_dataclass import dataclass
-from fetcher.filters.tags import BLANKS
+from fetcher.filters.batch import BLANKS
 
 OrderOp = Literal[">", ">=", "<", "<="]
 TextOp = Literal["CONTAINS", "STARTSWITH", "ENDSWITH"]

@@ -17,7 +17,7 @@ from support.opened import Made
 from backends.wrapping import WrappingStore
 from tiered import open_async
 from tiered.api import reading as reading_module
-from tiered.api.aio import AsyncTier
+from tiered.api.aio import THREADS, AsyncTier
 from tiered.api.message import Message
 from tiered.api.open_tier import OpenTier
 from tiered.api.reading import QueueFollower
@@ -413,7 +413,11 @@ def test_to_leave_what_reads_ahead_does_not_hold_the_loop(
                 with suppress(asyncio.CancelledError):
                     await step
                 del step
-            await tier.refresh()  # so that no thread has anything of the last step any more
+            else:  # each thread begins something else, and so has nothing of the last step any more
+                met = threading.Barrier(THREADS)
+                loop = asyncio.get_running_loop()
+                waits = [loop.run_in_executor(tier._pool, met.wait, 60) for _ in range(THREADS)]
+                await asyncio.gather(*waits)
             if how == "closed":
                 await reading.aclose()
             if how == "dropped in a cycle":

@@ -11,7 +11,7 @@ from support.jmq_stores import dump, open_store, pristine, shown
 from support.kafka_tiers import add_batches, base64
 from support.opened import Made
 
-from tiered.api.jmq_arrow import JMQ_COLUMNS, jmq_schema
+from tiered.api.arrow import JMQ_COLUMNS, jmq_schema
 from tiered.api.message import JmqMessage
 from tiered.errors import InvalidError
 

@@ -14,11 +14,10 @@ from support.kafka_tiers import add_capture, as_dumped, base64
 from support.opened import ORDERS, Made
 
 from fetcher.filters import FilterError
-from tiered.api.arrow import load_pyarrow
-from tiered.api.kafka_arrow import KAFKA_COLUMNS, kafka_columns, kafka_schema
+from tiered.api.arrow import KAFKA_COLUMNS, kafka_columns, kafka_schema, load_pyarrow
 from tiered.api.message import KafkaMessage
 from tiered.errors import InvalidError
-from tiered.format.kafka_message import records_of
+from tiered.format.kafka_batch import records_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

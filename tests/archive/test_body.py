@@ -40,7 +40,7 @@ from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
 from tiered.errors import DataError, InvalidError
 from tiered.format.message_forms import InnerMessage, encode_inner_messages
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import as_row, row_of
 from tiered.model import MessageQueue
 from tiered.upkeep.engine import local_engine
 

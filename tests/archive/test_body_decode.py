@@ -17,15 +17,19 @@ from hypothesis import strategies as st
 from support.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 
 from tiered.archive.bodies import (
+    NO_FIT,
+    NO_OBJECT,
     BodyColumns,
+    BodyCounts,
     BodyLayout,
+    Decoder,
     columns_of_schema,
     columns_text,
+    decode_bodies,
     infer_columns,
     is_name,
     parse_columns,
 )
-from tiered.archive.body_blocks import NO_FIT, NO_OBJECT, BodyCounts, Decoder, decode_bodies
 from tiered.archive.body_formats import (
     RAW,
     AvroDecoder,

@@ -22,7 +22,7 @@ from tiered.archive.model import Archived
 from tiered.archive.selection import Selection
 from tiered.archive.stale import stale_rows
 from tiered.errors import InvalidError
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import as_row, row_of
 from tiered.model import MessageQueue
 from tiered.spark.frames import warn_of_stale
 from tiered.upkeep.engine import local_engine

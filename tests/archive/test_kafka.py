@@ -28,8 +28,8 @@ from support.tiers import TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
+from tiered.api.arrow import KAFKA_COLUMNS
 from tiered.api.broker_place import choose_place
-from tiered.api.kafka_arrow import KAFKA_COLUMNS
 from tiered.archive import archive_proof
 from tiered.archive.archive_proof import ArchiveProof
 from tiered.archive.bodies import PREFIX, BodyColumns, BodyLayout

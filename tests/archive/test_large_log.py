@@ -37,9 +37,8 @@ from tiered.archive.model import LOG, Archived, ArchiveQueue
 from tiered.archive.selection import Selection
 from tiered.archive.tables import plan_files
 from tiered.errors import DataError
-from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import Entry, encode_entry
-from tiered.journal.replay import JournalReader
+from tiered.journal.replay import JournalReader, trim_journal
 from tiered.keys import SHARD, checkpoint_key, entry_key
 from tiered.log.parts import Segment, Segments
 from tiered.log.state import TierMachine

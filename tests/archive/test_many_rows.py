@@ -18,7 +18,7 @@ from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Archived, ArchiveQueue, ParquetFile, SideFile
 from tiered.archive.selection import Selection
 from tiered.archive.tables import Chosen, TableRows, choose_files, refuses_file
-from tiered.journal.typed import as_object, as_row, row_of
+from tiered.journal.entry import as_object, as_row, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

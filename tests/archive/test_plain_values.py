@@ -21,7 +21,7 @@ from backends.local import LocalFolderStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.archive.duck import ask
-from tiered.cli.plain_values import plain_column, plain_rows
+from tiered.cli.sql import plain_column, plain_rows
 from tiered.cli.values import json_text, printable
 from tiered.spark.frames import ask_spark
 

@@ -499,10 +499,10 @@ def test_attach_steps_back_behind_the_broker(
     start: Start, tiered: CommandLine, basic: Path, tmp_path: Path
 ):
     assert tiered("attach", basic, "--to", f"file://{tmp_path}", "--nice", "20").code == 2
-    process = start("attach", basic, "--to", f"file://{tmp_path}/tier", "--nice", "7")
+    process = start("attach", basic, "--to", f"file://{tmp_path}/tier", "--nice", "19")
     try:
         deadline = time.monotonic() + 60
-        while os.getpriority(os.PRIO_PROCESS, process.pid) != 7:
+        while os.getpriority(os.PRIO_PROCESS, process.pid) != 19:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:

@@ -14,7 +14,7 @@ from support.tiers import TierBuilder
 
 from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore
-from backends.s3_bucket import harm_of
+from backends.s3_control import harm_of
 from backends.s3_settings import S3Options
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore

@@ -18,7 +18,7 @@ from tiered.__main__ import run
 from tiered.api.stores import backend_errors
 from tiered.cli import frame
 from tiered.cli.call import Surroundings
-from tiered.cli.exits import REASONS, ending, explain
+from tiered.cli.exits import ending, explain
 
 CODES = [
     (errors.InvalidError("w", where="x", do="d"), 2, "w (x); d"),
@@ -105,9 +105,9 @@ def test_every_error_has_a_reason_of_the_list_and_the_page_has_the_list():
         seen.add(explain(error).reason)
     seen |= {explain(one).reason for one in (*CLICK, OSError(28, "x"), OSError(5, "x"), KeyError())}
     seen |= set(backend.REASONS)
-    assert seen == set(REASONS), "and nothing is in the list that nobody says"
     page = (Path(__file__).parents[2] / "docs/json.md").read_text()
-    assert dict(re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| (.+) \|$", page, re.MULTILINE)) == REASONS
+    listed = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| .+ \|$", page, re.MULTILINE)
+    assert sorted(seen) == sorted(listed), "and nothing is in the list that nobody says"
 
 
 def test_the_reason_of_a_store_is_that_of_what_it_answered():

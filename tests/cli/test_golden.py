@@ -25,7 +25,7 @@ from tiered.archive.model import SCHEMA_VERSION
 from tiered.format import bundle
 from tiered.format import object as objects
 from tiered.format.remoting import Form
-from tiered.journal import checkpoint
+from tiered.journal import replay
 from tiered.journal.entry import FORMAT_VERSION, seal_text
 from tiered.keys import mount_prefix
 from tiered.log import broker_tables
@@ -138,7 +138,7 @@ def test_the_formats_of_the_page_are_those_of_the_code():
     numbers = {name.partition(",")[0].partition(";")[0]: text for name, text in rows.items()}
     assert numbers == {
         "journal entry": str(FORMAT_VERSION),
-        "checkpoint": str(checkpoint.FORMAT),
+        "checkpoint": str(replay.CHECKPOINT_FORMAT),
         "lease": str(FORMAT_VERSION),
         "bundle": f"1, or {bundle.FORMAT} where a section is sparse",
         "index object": str(objects.FORMAT),

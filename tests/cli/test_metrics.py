@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.generated import pages
 
-from tiered.cli.docs import pages
 from tiered.errors import InvalidError
 from tiered.metrics import (
     FLEET_METRICS,

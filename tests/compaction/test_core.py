@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from support.examples import make
 from support.synthetic import make_batch
 
-from tiered.compaction.keyed import digest_many, keyed_records
 from tiered.compaction.newest import (
     EMPTY,
     HOLDS,
@@ -23,18 +22,23 @@ from tiered.compaction.newest import (
     KEYED,
     ROW,
     Newest,
+    digest_many,
     in_rounds,
     in_several,
     is_among,
+    keyed_records,
     keys_that_fit,
 )
-from tiered.compaction.passes import Due, LogFile, PassSettings, plan_pass
-from tiered.compaction.retention import (
+from tiered.compaction.passes import (
     CAREFUL,
     EVERY,
     KAFKA,
     POLICIES,
+    Due,
+    LogFile,
+    PassSettings,
     RetentionPolicy,
+    plan_pass,
     tombstones_gone,
     with_pass,
 )

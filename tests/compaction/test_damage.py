@@ -12,7 +12,7 @@ from support.compacting import QUEUE, compact, messages
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 
-from tiered.compaction.retention import ROCKETMQ
+from tiered.compaction.passes import ROCKETMQ
 from tiered.format.record import decode_record
 from tiered.model import MessageQueue
 

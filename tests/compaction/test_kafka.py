@@ -17,7 +17,7 @@ from support.keyed import KeyedTier
 from support.opened import opened_over
 
 from tiered.clock import ManualClock
-from tiered.compaction.retention import CAREFUL, KAFKA
+from tiered.compaction.passes import CAREFUL, KAFKA
 from tiered.format.kafka_batch import (
     CODECS,
     CONTROL,

@@ -32,7 +32,7 @@ from support.tiers import PLACE
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.clock import ManualClock
-from tiered.compaction.retention import CAREFUL, KAFKA, ROCKETMQ
+from tiered.compaction.passes import CAREFUL, KAFKA, ROCKETMQ
 from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, InvalidError
 from tiered.keys import parse_data_key

@@ -42,8 +42,7 @@ from tiered.api.broker_place import Place
 from tiered.api.tier import open as open_tier
 from tiered.clock import ManualClock
 from tiered.clock import SystemClock as RealTime
-from tiered.compaction.passes import PassSettings
-from tiered.compaction.retention import CAREFUL, EVERY, KAFKA
+from tiered.compaction.passes import CAREFUL, EVERY, KAFKA, PassSettings
 from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
 from tiered.keys import parse_data_key

@@ -28,9 +28,9 @@ from backends.errors import (
     UnknownOutcomeError,
 )
 from backends.registry import open_store
-from backends.s3_answers import rows
-from backends.s3_bucket import open_versions, read_object_lock, read_rules
+from backends.s3_control import open_versions, read_object_lock, read_rules
 from backends.s3_settings import S3Options
+from backends.s3_wire import rows
 from tiered.api.stores import PatientStore, RefusedForNowError
 from tiered.clock import ManualClock
 

@@ -22,11 +22,10 @@ from fetcher.limits import WindowLimits
 from fetcher.transfers import AskingStore
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, StoreUnavailableError
-from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.cursor import IncarnationView
 from tiered.log.decode import TierBatch
 from tiered.log.merge import MergePolicy
-from tiered.log.reader import TierReader
+from tiered.log.reader import StoreRanges, TierReader, find_by_time
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

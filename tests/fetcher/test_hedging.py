@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backends.base import ByteRange
 from fetcher.limits import TransferLimits
 from fetcher.requests import Asked
-from fetcher.transfer_state import (
+from fetcher.transfers import (
     SAMPLES,
     SAMPLES_MIN,
     Durations,

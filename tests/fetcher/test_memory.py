@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from fetcher import buffers as module
-from fetcher.buffers import STEP_BYTES, Memory
+from fetcher import runs as module
+from fetcher.runs import STEP_BYTES, Memory
 
 MIB = 1 << 20
 

@@ -24,10 +24,9 @@ from support.transfers import ask
 from backends.base import ByteRange
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
-from fetcher import buffers as module
-from fetcher.buffers import STEP_BYTES, Memory
+from fetcher import runs as module
 from fetcher.limits import FetchSettings, TransferLimits, WindowLimits
-from fetcher.runs import PartLayout, run_bytes
+from fetcher.runs import STEP_BYTES, Memory, PartLayout, run_bytes
 from fetcher.transfers import AskingStore, Ticker, Transfers
 from fetcher.window import plan_fetches
 from tiered.api.reading import interleave, plan_span, read_span

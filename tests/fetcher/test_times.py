@@ -16,7 +16,7 @@ from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
 from tiered.errors import DataError
 from tiered.format.object import BLOCK_BYTES
-from tiered.log.by_time import UNIT_BYTES, StoreRanges, find_by_time
+from tiered.log.reader import UNIT_BYTES, StoreRanges, find_by_time
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES
 from tiered.model import Boundary
 

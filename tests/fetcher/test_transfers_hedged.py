@@ -11,7 +11,7 @@ from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError, UnavailableError
 from fetcher.limits import TransferLimits
 from fetcher.requests import Asked, Attempt
-from fetcher.transfer_state import TransferState
+from fetcher.transfers import TransferState
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

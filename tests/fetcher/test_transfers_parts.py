@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fetcher.limits import TransferLimits
 from fetcher.requests import Arrivals, Range, RangeQueue, plan_merge
-from fetcher.transfer_state import TokenBucket
+from fetcher.transfers import TokenBucket
 from tiered.errors import InvalidError
 
 STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0.1, 500)), max_size=60)
@@ -28,7 +28,7 @@ def test_rate_is_never_exceeded(rate: float, steps: list[tuple[float, float]]):
         for last in range(first, len(taken)):
             passed = sum(units for _, units in taken[first:last])
             seconds = taken[last][0] - taken[first][0]
-            assert passed <= rate * seconds + bucket.burst + 1e-6
+            assert passed <= rate * seconds + bucket._burst + 1e-6
 
 
 @given(st.floats(0.5, 1e9), st.lists(st.floats(1, 1e8), max_size=30))

@@ -13,7 +13,7 @@ from backends.base import ByteRange
 from backends.errors import InvalidRangeError, UnavailableError
 from fetcher.limits import TransferLimits
 from fetcher.requests import Asked, Attempt, BusyError
-from fetcher.transfer_state import TransferState
+from fetcher.transfers import TransferState
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import kafka_batches as plain
 
-from tiered.format import kafka_batch, kafka_transactions
+from tiered.format import kafka_batch, kafka_log
 from tiered.format.kafka_batch import BatchFault, BatchStop
 from tiered.format.unpacking import Codec, UnpackError, unpack
 from tiered.model import MessageQueue
@@ -91,15 +91,15 @@ def test_transactions_are_the_node_s():
         aborted, blocks = [], []
         for key, data in files:
             blocks.append(read(data, int(key[1][:20])))
-            opened, some = kafka_transactions.follow_transactions(opened, blocks[-1])
+            opened, some = kafka_log.follow_transactions(opened, blocks[-1])
             aborted += some
-        stable = kafka_transactions.last_stable_offset(opened, line["high_watermark"])
+        stable = kafka_log.last_stable_offset(opened, line["high_watermark"])
         assert stable == line["last_stable_offset"]
         entries = [e for found in index if found["dir"] == folder for e in found["entries"]]
         assert [found._asdict() for found in aborted] == entries
         offsets = []
         for block in blocks:
-            given_to = kafka_transactions.is_given(block, aborted, stable)
+            given_to = kafka_log.is_given(block, aborted, stable)
             offsets += records_of(block, given_to.nonzero()[0]).offsets.tolist()
         assert offsets == [
             found["offset"]

@@ -12,7 +12,7 @@ from support.command_line import here
 from tiered import open as open_tier
 from tiered.format.message_forms import message_json
 from tiered.index.lookup import Hit, IndexReader, Wish
-from tiered.log.indexed import indexed_to
+from tiered.log.state import indexed_to
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,11 +19,11 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from backends.wrapping import MeteredStore
 from tiered.errors import DataError
-from tiered.format.index_object import ITEM
+from tiered.format.object import ITEM
 from tiered.index.indexer import IndexBuilder, Indexer, WorkFile
 from tiered.index.lookup import IndexReader, Wish
-from tiered.log.indexed import index_action, indexed_to
 from tiered.log.reader import TierReader
+from tiered.log.state import index_action, indexed_to
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

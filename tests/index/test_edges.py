@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.edges import BESIDE, finds, planted
 from support.keyed import KeyedTier, Mail
 
-from tiered.format.index_object import INDEX_BLOCK_BYTES, ITEM, ITEM_BYTES
+from tiered.format.object import INDEX_BLOCK_BYTES, ITEM, ITEM_BYTES
 from tiered.index.lookup import IndexObjects
 from tiered.model import MessageQueue
 

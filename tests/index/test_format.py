@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiered.errors import OtherVersionError
-from tiered.format.index_object import (
+from tiered.format.object import (
     ITEM,
     KeyFilter,
     Ties,

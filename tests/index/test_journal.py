@@ -12,14 +12,12 @@ from support.keyed import KeyedTier, Mail
 from support.tiers import TIME_MS
 
 from backends.memory import MemoryStore
-from tiered.journal.entry import Entry, json_text
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import Entry, as_row, json_text, row_of
 from tiered.keys import ObjectId, index_key, maker_of, parse_index_key
 from tiered.log.history import keys_of, named_objects
-from tiered.log.indexed import index_action, indexed_to, uncovered
 from tiered.log.parts import Cover, IndexObject, ObjectRange
 from tiered.log.ranges import clipped, joined, without
-from tiered.log.state import TierMachine
+from tiered.log.state import TierMachine, index_action, indexed_to, uncovered
 from tiered.log.timers import TimerHour
 from tiered.log.verify import verify_tier
 from tiered.log.verify_objects import check_indexes

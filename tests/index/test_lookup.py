@@ -12,10 +12,8 @@ from support.tiers import TIME_MS
 
 from tiered.index import extract
 from tiered.journal.entry import json_text
-from tiered.log.indexed import index_action, indexed_to
-from tiered.log.state import TierMachine
-from tiered.log.verify_objects import check_indexes
-from tiered.log.verify_report import check_state
+from tiered.log.state import TierMachine, index_action, indexed_to
+from tiered.log.verify_objects import check_indexes, check_state
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from support.keyed import KeyedTier, Mail
 
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
-from tiered.format.index_object import INDEX_BLOCK_BYTES
+from tiered.format.object import INDEX_BLOCK_BYTES
 from tiered.index.lookup import IndexReader, Wish
 from tiered.model import MessageQueue
 

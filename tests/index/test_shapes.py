@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tiered.compaction.keyed import digest_many
+from tiered.compaction.newest import digest_many
 from tiered.format.properties import java_hash, tag_hash
 from tiered.format.property_columns import hash_texts
 from tiered.index.extract import hash_bytes, hash_many

@@ -21,8 +21,8 @@ from tiered.clock import SystemClock
 from tiered.index.extract import extract_all
 from tiered.index.indexer import Indexer
 from tiered.index.lookup import IndexReader, Wish
-from tiered.log.indexed import indexed_to
 from tiered.log.reader import TierReader
+from tiered.log.state import indexed_to
 from tiered.log.verify import verify_tier
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.errors import DataError, OtherVersionError
-from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
+from tiered.journal.replay import CheckpointText, decode_checkpoint, encode_checkpoint
 
 STATE: Any = {"epoch": 3, "said": ["\udcff", [1, 2]]}
 CHECKPOINT = CheckpointText(17, 305419896, STATE)
@@ -130,7 +130,7 @@ def test_a_bomb_is_not_unpacked(says: int, monkeypatch: pytest.MonkeyPatch):
             unpacked.append(len(text))
             return text
 
-    monkeypatch.setattr("tiered.journal.checkpoint.zlib.decompressobj", Counting)
+    monkeypatch.setattr("tiered.journal.replay.zlib.decompressobj", Counting)
     bomb = document(state=packed(b" " * 2_000_000), bytes=says)
     with pytest.raises(OtherVersionError):
         decode(bomb, bytes_max=3000)
@@ -153,7 +153,7 @@ def test_a_small_checkpoint_cannot_become_a_large_state(monkeypatch: pytest.Monk
     def unpacked(*_: object) -> None:
         raise AssertionError("it was unpacked")
 
-    monkeypatch.setattr("tiered.journal.checkpoint.zlib.decompressobj", unpacked)
+    monkeypatch.setattr("tiered.journal.replay.zlib.decompressobj", unpacked)
     with pytest.raises(OtherVersionError, match="are not within"):
         decode(bomb)
 

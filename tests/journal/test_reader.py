@@ -13,9 +13,8 @@ from support.journals import PREFIX, Toy, ToyMachine, make_writer, say
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.errors import DataError, OtherVersionError
-from tiered.journal.checkpoint import FORMAT
 from tiered.journal.entry import Entry, encode_entry, open_text, seal_text
-from tiered.journal.replay import JournalReader
+from tiered.journal.replay import CHECKPOINT_FORMAT, JournalReader
 from tiered.keys import checkpoint_key, entry_key
 
 if TYPE_CHECKING:
@@ -171,7 +170,9 @@ def test_an_unknown_action_is_an_error_of_a_newer_version():
         replay(store)
 
 
-@pytest.mark.parametrize("change_", [{"format": FORMAT + 1}, {"state": {}}, {"last": None}])
+@pytest.mark.parametrize(
+    "change_", [{"format": CHECKPOINT_FORMAT + 1}, {"state": {}}, {"last": None}]
+)
 def test_a_checkpoint_of_another_version_is_said_to_be_one(change_: dict[str, object]):
     store = written(3, [3])
     key = checkpoint_key(PREFIX, 3)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.journal.typed import INT_MAX, AnyInt, Key, as_document, as_object, as_row, row_of
+from tiered.journal.entry import INT_MAX, AnyInt, Key, as_document, as_object, as_row, row_of
 from tiered.model import MessageQueue, QueueOffset
 
 

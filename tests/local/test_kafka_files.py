@@ -49,14 +49,7 @@ def test_a_directory_says_what_the_node_said(captured: tuple[str, Path]):
 
 
 def test_files_beside_the_log_are_as_kafka_read_them(captured: tuple[str, Path]):
-    name, path = captured
-    for line in plain.dump(f"{name}.batches"):
-        if line["kind"] == "index" and not line["dir"].startswith("__"):
-            data = (path / line["dir"] / line["file"]).read_bytes()
-            offsets, positions = kafka_log.parse_index(data, int(line["file"][:20]))
-            assert [*map(list, zip(offsets.tolist(), positions.tolist(), strict=True))] == line[
-                "entries"
-            ]
+    _, path = captured
     for snapshot in path.glob("*/*.snapshot"):
         assert kafka_log.open_transactions(snapshot.read_bytes()).keys() <= set(range(100))
     for folder in kafka_files.read_log_directory(str(path)).folders.values():
@@ -71,14 +64,6 @@ def test_names_of_folders():
     assert isinstance(kafka_files.queue_of(leaving), LeftOut)
     assert isinstance(kafka_files.queue_of("__consumer_offsets-3"), LeftOut)
     assert kafka_files.queue_of("remote-log-index-cache") is None
-
-
-def test_replicas_part_where_epochs_do():
-    ours = kafka_log.LeaderEpochs((0, 2, 5), (0, 10, 20))
-    theirs = kafka_log.LeaderEpochs((0, 2, 6), (0, 10, 17))
-    assert kafka_log.common_end(ours, 30, theirs, 40) == 17
-    assert kafka_log.common_end(ours, 30, ours, 25) == 25
-    assert kafka_log.common_end(ours, 30, kafka_log.LeaderEpochs((7,), (0,)), 9) is None
 
 
 @pytest.mark.parametrize("text", ["1\n0\n", "0\n2\na 0 1\n", "0\n1\na 0\n", "x", "0\n1\na b c\n"])

@@ -12,7 +12,7 @@ from support import captures, following
 from tiered.errors import InvalidError
 from tiered.format.items import ITEM
 from tiered.format.record import SIZE_AND_MAGIC
-from tiered.local import log_index
+from tiered.local import chunks as log_index
 from tiered.local.chunks import LogChunks
 from tiered.local.chunks import following as next_of
 from tiered.local.consumequeues import PlainQueue

@@ -9,7 +9,7 @@ import pytest
 from support.synthetic import make_batch
 
 from tiered.errors import ClosedError
-from tiered.local.partitions import PartitionFollower
+from tiered.local.interface import PartitionFollower
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:

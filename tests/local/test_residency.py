@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import following
 
-from tiered.local.residency import ITEMS_MAX, SAMPLES, Residency, is_cached_in_file
+from tiered.api.local_and_tier import ITEMS_MAX, SAMPLES, Residency, is_cached_in_file
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

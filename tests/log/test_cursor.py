@@ -24,7 +24,7 @@ from support.tiers import QUEUE, TIME_MS
 from tiered.log.cursor import History, history_of, incarnation_at
 from tiered.log.expiry import segment_end
 from tiered.log.parts import queue_action
-from tiered.log.verify_report import check_state
+from tiered.log.verify_objects import check_state
 from tiered.model import Boundary
 
 STEPS = st.lists(

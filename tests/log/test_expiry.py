@@ -16,7 +16,7 @@ from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, TierState
 from tiered.log.verify import verify_tier
-from tiered.log.verify_report import check_state
+from tiered.log.verify_objects import check_state
 from tiered.model import MessageQueue, QueueOffset
 
 OTHER = MessageQueue("other", 0)

@@ -29,9 +29,9 @@ from tiered.errors import DataError, OtherVersionError, TieredStoreError
 from tiered.format.message_forms import decompress_body
 from tiered.format.object import build_object, parse_trailer
 from tiered.format.sysflag import COMPRESSED, COMPRESSION_ZSTD
-from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, Lease, read_lease
+from tiered.journal.replay import CheckpointText, decode_checkpoint, encode_checkpoint
 from tiered.keys import LEASE, checkpoint_key, entry_key
 from tiered.log.messages import messages_json
 from tiered.log.reader import TierReader

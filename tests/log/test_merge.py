@@ -17,7 +17,7 @@ from tiered.journal.entry import Entry
 from tiered.log.merge import LAST_LEVEL, MergeOutput, MergePlan, MergePolicy, MergeRun, plan_merge
 from tiered.log.parts import Parts, queue_action
 from tiered.log.state import TierMachine, TierState
-from tiered.log.verify_report import check_state
+from tiered.log.verify_objects import check_state
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from backends.base import ObjectInfo
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.errors import DataError
-from tiered.journal.checkpoint import (
+from tiered.journal.replay import (
     CheckpointText,
     decode_checkpoint,
     encode_checkpoint,
@@ -33,8 +33,7 @@ from tiered.keys import (
     topic_bundle_key,
 )
 from tiered.log.expiry import plan_expiry
-from tiered.log.history import TierHistory, named_objects
-from tiered.log.orphans import KnownObjects, OrphanPlan, plan_orphans
+from tiered.log.history import KnownObjects, OrphanPlan, TierHistory, named_objects, plan_orphans
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue, QueueOffset
 

@@ -32,7 +32,7 @@ from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.replay import JournalReader
 from tiered.keys import entry_key, mount_prefix
-from tiered.log.bundle_tables import Refused, Tabled, read_bundle_table
+from tiered.log.bundles import Refused, Tabled, read_bundle_table
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergeOutput, MergeRun
 from tiered.log.parts import Parts

@@ -19,7 +19,7 @@ from tiered.errors import OtherVersionError
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, JournalEnd, LeaseState, encode_lease
 from tiered.keys import LEASE, MIRROR, checkpoint_key, parse_journal_key
-from tiered.log.orphans import KnownObjects, plan_orphans
+from tiered.log.history import KnownObjects, plan_orphans
 from tiered.log.state import queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue

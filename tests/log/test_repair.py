@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.local.interface import RecordBatch
     from tiered.log.parts import TierState
-    from tiered.log.verify_report import VerifyReport
+    from tiered.log.verify_objects import VerifyReport
     from tiered.model import MessageQueue
 
 

@@ -26,8 +26,8 @@ from support.tiers import QUEUE
 from tiered.log.actions import Head
 from tiered.log.divergence import first_difference
 from tiered.log.parts import Parts
-from tiered.log.truncation import head_of, is_tail, rest_of
-from tiered.log.verify_report import check_state
+from tiered.log.state import head_of, is_tail, rest_of
+from tiered.log.verify_objects import check_state
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from support.tiers import TierBuilder, batch_of
 
 from backends.wrapping import WrappingStore
 from tiered.format.bundle import FOOTER_BYTES, read_table
+from tiered.log.history import given_up
 from tiered.log.merge import MergePolicy
-from tiered.log.orphans import given_up
 from tiered.log.parts import queue_action
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue

@@ -33,8 +33,8 @@ from tiered.format.bundle import (
     pack_table,
     read_table,
 )
-from tiered.journal.checkpoint import decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
+from tiered.journal.replay import decode_checkpoint, encode_checkpoint
 from tiered.keys import LEASE, ObjectId, bundle_key
 from tiered.log.bundles import SectionRow, bundle_row, table_of
 from tiered.log.composite import CommitColumns
@@ -43,7 +43,7 @@ from tiered.log.parts import Bundle, Parts
 from tiered.log.sections import read_range
 from tiered.log.state import Incarnation, TierState
 from tiered.log.verify import verify_tier
-from tiered.log.verify_report import PROBLEMS_LISTED_MAX, WHOLE, Problem, VerifyReport, check_state
+from tiered.log.verify_objects import PROBLEMS_LISTED_MAX, WHOLE, Problem, VerifyReport, check_state
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
+from support.generated import LAYERS
 
-from tiered.cli.docs import LAYERS
 from tiered.cli.frame import Program, program
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9-]*")

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from figures_common import (
-    HEAD,
     LARGE,
     MANY,
     MIB,
@@ -40,9 +39,11 @@ from figures_common import (
     Bench,
     Result,
     Row,
+    SpeedRow,
     has_java,
     made_store,
     median,
+    page_of,
     peer,
     remove_and_settle,
     run_json,
@@ -127,7 +128,7 @@ def java_dispatch(store: Path, tier: Path, *, index: bool, passes: int) -> Resul
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def attach_rows(bench: Bench) -> Iterator[Row]:
+def attach_rows(bench: Bench) -> Iterator[Row | SpeedRow]:
     """Dispatch into a folder, with index and without, of three stores; and what the index adds."""
     goals = {
         SIXTEEN: (3.0, 4.0, 2.0, 2.5),
@@ -174,11 +175,11 @@ def indexed_row(name: str, mine: list[Result], theirs: list[Result], goal: float
         return row
     seconds, java_cpu = median(theirs, "indexed_seconds"), median(theirs, "indexed_cpu_seconds")
     ratio, share = speed * seconds / median(mine, "mib"), cpu / java_cpu
-    row = replace(row, peer=f"{median(mine, 'mib') / seconds:.0f} MiB/s, {seconds:.2f} s, {java_cpu:.2f} CPU s",
-                  ratio=f"{ratio:.1f} x, CPU {share:.2f}")  # fmt: skip
+    row = replace(row, peer=f"{median(mine, 'mib') / seconds:.0f} MiB/s, {seconds:.2f} s",
+                  ratio=f"{ratio:.1f}x, CPU {share:.2f}")  # fmt: skip
     if not goal:
         return row
-    return replace(row, goal=f"{goal:g} x, CPU 0.35", reached=ratio >= goal and share <= 0.35)
+    return replace(row, goal=f"{goal:g}x, CPU 0.35", reached=ratio >= goal and share <= 0.35)
 
 
 def plain_row(
@@ -187,7 +188,7 @@ def plain_row(
     floor: list[Result],
     theirs: list[Result],
     goals: tuple[float, float, float],
-) -> Row:
+) -> SpeedRow:
     """Once it runs, without index on both sides."""
     speed, cpu = median(mine, "mib_per_second"), median(mine, "cpu_seconds_per_gib")
     of_copy, of_bare = (
@@ -196,21 +197,17 @@ def plain_row(
     )
     cold_goal, warm_goal, cpu_goal = goals
     least = {
-        SIXTEEN: ("0.6 of bare files", of_bare >= 0.6),
-        MANY: ("0.2 of cp", of_copy >= 0.2),
+        SIXTEEN: ("files 0.6", of_bare >= 0.6),
+        MANY: ("cp 0.2", of_copy >= 0.2),
     }.get(name, ("", True))
-    said = {" x": cold_goal, " x warm": warm_goal, " CPU s/GiB": cpu_goal, least[0]: 0.0}
-    row = Row(
-        f"dispatch {name}, no index, once it runs",
-        f"{speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB, {median(mine, 'peak_rss_bytes') / MIB:.0f} MiB RSS, "
-        f"{median(mine, 'requests_per_gib'):.0f} requests/GiB",
-        limit=f"{of_copy:.2f} of cp + fsync ({median(mine, 'copy_mib_per_second'):.0f}), "
-        f"{of_bare:.2f} of bare files ({median(floor, 'mib_per_s'):.0f})",
-        peer="not measured",
+    said = {"{:g}x": cold_goal, "warm {:g}x": warm_goal, "CPU {:g}": cpu_goal, least[0]: 0.0}
+    numbers = (speed, cpu, median(mine, "peak_rss_bytes") / MIB, median(mine, "requests_per_gib"))
+    row = SpeedRow(
+        f"dispatch {name}",
+        numbers,
+        limit=f"cp {of_copy:.2f}, files {of_bare:.2f}",
         goal=", ".join(
-            f"{goal:g}{of}" if goal else of
-            for of, goal in said.items()
-            if goal or of == least[0] != ""
+            form.format(goal) for form, goal in said.items() if goal or form == least[0] != ""
         ),
     )
     if not has_java():
@@ -220,8 +217,9 @@ def plain_row(
     reached = speed / cold >= cold_goal and speed / warm >= warm_goal and least[1]
     return replace(
         row,
-        peer=f"{cold:.0f} (warm {warm:.0f}) MiB/s, {java_cpu:.1f} CPU s/GiB",
-        ratio=f"{speed / cold:.1f} x (warm {speed / warm:.1f} x), CPU {cpu / java_cpu:.2f}",
+        peer=f"{cold:.0f}, {warm:.0f}",
+        ratio=f"{speed / cold:.1f}x, {speed / warm:.1f}x",
+        cpu_share=f"{cpu / java_cpu:.2f}",
         reached=reached and (not cpu_goal or cpu <= cpu_goal),
     )
 
@@ -299,7 +297,7 @@ def linear_rows(bench: Bench) -> Iterator[Row]:
 
     share = found[10_000]["mib_per_second"] / found[1000]["mib_per_second"]
     yield Row("dispatch, 100/1,000/10,000 queues x 50 x 256 B",
-              f"{each('mib_per_second', '.0f')} MiB/s, {each('cpu_seconds_per_gib', '.1f')} CPU s/GiB, "
+              f"{each('mib_per_second', '.0f')} MiB/s, CPU {each('cpu_seconds_per_gib', '.1f')}, "
               f"{each('peak_rss_bytes', '.0f', MIB)} MiB RSS",
               limit=f"{share:.2f} of 1,000 queues", goal="0.8 of 1,000 queues", reached=share >= 0.8)  # fmt: skip
 
@@ -342,7 +340,7 @@ def memory_rows(bench: Bench) -> Iterator[Row]:
     written = 1 + result["merged_bytes"] / result["size_bytes"]
     yield Row("attach, 10 GiB, 1,000 queues, merging included",
               f"{above:.0f} MiB above the interpreter, {result['mib_per_second']:.0f} MiB/s, "
-              f"{result['cpu_seconds_per_gib']:.2f} CPU s/GiB, {result['requests_per_gib']:.0f} requests/GiB, "
+              f"CPU {result['cpu_seconds_per_gib']:.2f}, {result['requests_per_gib']:.0f} requests/GiB, "
               f"each byte written {written:.1f} times",
               goal="300 MiB; written 4 times",
               reached=above <= 300 and written <= 4)  # fmt: skip
@@ -363,7 +361,7 @@ def broker_rows(name: str) -> Callable[[Bench], Iterator[Row]]:
     return rows
 
 
-ROWS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+ROWS: dict[str, Callable[[Bench], Iterator[Row | SpeedRow]]] = {
     "attach": attach_rows,
     "start": start_rows,
     "linear": linear_rows,
@@ -460,15 +458,15 @@ def main() -> None:
         ]
     )
     shutil.rmtree(bench.work / "first")
-    head = f"{said_of(bench, datetime.now(UTC))}\n\n{HEAD}"
+    head = said_of(bench, datetime.now(UTC))
     print(head, flush=True)
-    lines = [head]
+    rows: list[Row | SpeedRow] = []
     for name in names:
         for row in ROWS[name](bench):
-            lines.append(row.line())
-            print(lines[-1], flush=True)
+            rows.append(row)
+            print(row.line(), flush=True)
     if arguments.write:
-        write_page("\n".join(lines))
+        write_page(f"{head}\n\n{page_of(rows)}")
 
 
 if __name__ == "__main__":

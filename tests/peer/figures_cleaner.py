@@ -49,8 +49,7 @@ def core(_folder: Path, sizes: Sizes) -> dict[str, float]:
     from support.examples import make
     from support.synthetic import make_batch
 
-    from tiered.compaction.keyed import keyed_records
-    from tiered.compaction.newest import KEY_BYTES, Newest, is_among
+    from tiered.compaction.newest import KEY_BYTES, Newest, is_among, keyed_records
     from tiered.format.record import QUEUE_OFFSET_AT, encode_record
     from tiered.model import MessageQueue, QueueOffset
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -40,14 +40,14 @@ SETTLE_S = 6.0
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table.
+    """A figure that stands by itself.
 
     Attributes:
         what: Measured.
         ours: What it came to.
         limit: The plain thing of the same minutes that it cannot beat.
         peer: What the Java tiered store came to.
-        ratio: Of ours to the peer's.
+        ratio: Of ours to the peer's, or to the limit.
         goal: To be reached.
         reached: Whether it was; None: it has no goal, or could not be measured.
     """
@@ -61,14 +61,56 @@ class Row:
     reached: bool | None = None
 
     def line(self) -> str:
-        """As Markdown."""
-        reached = {True: ": yes", False: ": **no**", None: ""}[self.reached]
-        cells = (self.what, self.ours, self.limit, self.peer, self.ratio, self.goal + reached)
-        return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+        """As Markdown, an item of a list."""
+        peer = ": ".join(filter(None, (self.peer and f"Java {self.peer}", self.ratio)))
+        goal = self.goal and f"goal {self.goal}{REACHED[self.reached]}"
+        return f"- {self.what}: " + "; ".join(filter(None, (self.ours, self.limit, peer, goal)))
 
 
-HEAD = """| what | ours | limit, same minutes | Java tiered store | ratio | goal |
-|---|---|---|---|---|---|"""
+@dataclass(frozen=True)
+class SpeedRow:
+    """A row of the table of speeds: one run of all messages of a store, without start-up.
+
+    Attributes:
+        what: Measured.
+        numbers: MiB/s, CPU seconds a GiB, MiB of RSS, requests a GiB.
+        limit: Shares of the plain things of the same minutes that it cannot beat.
+        peer: MiB/s of the Java tiered store, of the first pass and of later ones.
+        ratio: Of our speed to the peer's, likewise.
+        cpu_share: Of the peer's CPU time.
+        goal: To be reached.
+        reached: Whether it was; None: it could not be measured.
+    """
+
+    what: str
+    numbers: tuple[float, float, float, float]
+    limit: str
+    peer: str = "not measured"
+    ratio: str = ""
+    cpu_share: str = ""
+    goal: str = ""
+    reached: bool | None = None
+
+    def line(self) -> str:
+        """As Markdown, a row of a table below ``HEAD``."""
+        speed, cpu, rss, requests = self.numbers
+        numbers = (f"{speed:.0f}", f"{cpu:.2f}", f"{rss:.0f}", f"{requests:.0f}")
+        goal = self.goal + REACHED[self.reached]
+        cells = (self.what, *numbers, self.limit, self.peer, self.ratio, self.cpu_share, goal)
+        return f"| {' | '.join(cells)} |"
+
+
+REACHED = {True: ": yes", False: ": **no**", None: ""}
+HEAD = """| what | MiB/s | CPU | RSS | requests | limit | Java, warm | ratio, warm | of its CPU | goal |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def page_of(rows: Iterable[Row | SpeedRow]) -> str:
+    """The table, and below it the list of what is no row of it."""
+    found = list(rows)
+    speeds = [row.line() for row in found if isinstance(row, SpeedRow)]
+    table = [HEAD, *speeds, ""] if speeds else []
+    return "\n".join([*table, *(row.line() for row in found if isinstance(row, Row))])
 
 
 @dataclass(frozen=True)

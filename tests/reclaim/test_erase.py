@@ -26,9 +26,8 @@ from tiered.log.merge import MergeOutput
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
-from tiered.upkeep.erase import apply_erasure
 from tiered.upkeep.expire import apply_steps, plan_delete_topic, plan_expire
-from tiered.upkeep.gc import find_given_up, plan_gc
+from tiered.upkeep.gc import apply_erasure, find_given_up, plan_gc
 from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import open_text
 from tiered.keys import JOURNAL, LEDGER, entry_key
-from tiered.log.orphans import LEDGER_KEPT_MS, Deletion
+from tiered.log.history import LEDGER_KEPT_MS, Deletion
 from tiered.log.verify import verify_tier
 from tiered.upkeep import gc
 from tiered.upkeep.expire import apply_steps, plan_expire

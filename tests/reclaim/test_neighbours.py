@@ -31,7 +31,6 @@ from tiered.log.reader import TierReader
 from tiered.log.state import Gap
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep import expire as upkeep_expire
-from tiered.upkeep.erase import apply_erasure
 from tiered.upkeep.expire import (
     apply_steps,
     apply_truncate,
@@ -39,7 +38,7 @@ from tiered.upkeep.expire import (
     plan_expire,
     plan_truncate,
 )
-from tiered.upkeep.gc import apply_gc, plan_gc
+from tiered.upkeep.gc import apply_erasure, apply_gc, plan_gc
 from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace, break_lease
 

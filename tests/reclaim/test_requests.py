@@ -14,7 +14,7 @@ from support.journals import PREFIX
 from backends.errors import UnavailableError
 from backends.wrapping import WrappingStore
 from tiered.errors import DataError
-from tiered.journal.ahead import AHEAD, JournalBytes
+from tiered.journal.replay import AHEAD, JournalBytes
 from tiered.keys import JOURNAL, entry_key
 from tiered.log.verify import verify_tier
 from tiered.upkeep.gc import apply_gc, plan_gc

@@ -12,7 +12,7 @@ from support.attachments import Running
 from support.minio_admin import MinioAdmin
 
 from backends.s3_settings import S3Options
-from tiered.upkeep.policies import Grounds, policy
+from tiered.upkeep.doctor import Grounds, policy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,7 @@ from tiered import keys
 from tiered.api.broker_place import Place, find_places
 from tiered.clock import SystemClock
 from tiered.dispatch.group_commit import Uploader
-from tiered.journal.entry import seal_text
-from tiered.journal.typed import KEY_CHARS_MAX
+from tiered.journal.entry import KEY_CHARS_MAX, seal_text
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.parts import Incarnation
 from tiered.model import MessageQueue, QueueOffset

@@ -18,7 +18,7 @@ from backends.registry import open_store
 from tiered.errors import StoreUnavailableError
 from tiered.keys import broker_prefix
 from tiered.mount import protocol
-from tiered.upkeep.policies import ROLES, Grounds, policy
+from tiered.upkeep.doctor import ROLES, Grounds, policy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tiered.log import parts as product
     from tiered.log.parts import Incarnation, TierState
-    from tiered.log.verify_report import Problem
+    from tiered.log.verify_objects import Problem
 
 _KEYS_ASKED = 12
 """So many keys are looked up at the end, of all that there are."""

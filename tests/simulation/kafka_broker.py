@@ -22,10 +22,10 @@ from tiered.local.interface import (
     LeaderEpoch,
     Lineage,
     OpenTransaction,
+    PartitionFollower,
     RecordBatch,
     StoreIdentity,
 )
-from tiered.local.partitions import PartitionFollower
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:

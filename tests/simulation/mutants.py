@@ -19,12 +19,12 @@ from backends.errors import (
     UnknownOutcomeError,
 )
 from tiered.compaction import newest
-from tiered.compaction.retention import EVERY
+from tiered.compaction.passes import EVERY
 from tiered.dispatch import continuity, group_commit, merging
 from tiered.dispatch.dispatcher import Compensation, TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter, RoundBuilder, Uploader
 from tiered.dispatch.merging import Merger
-from tiered.journal import checkpoint
+from tiered.journal import replay
 from tiered.journal.append import JournalWriter
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
@@ -217,7 +217,7 @@ def _checkpoint_believed() -> Patches:
         except ObjectNotFoundError:
             return checked(self, number)
         text = b"%s\n%08x\n" % (line, zlib_ng.crc32(line))
-        found = checkpoint.decode_checkpoint(text, where=key)
+        found = replay.decode_checkpoint(text, where=key)
         return self._machine.load(found.state), found.last
 
     return [mock.patch.object(JournalReader, "read_checkpoint", believed)]
@@ -438,10 +438,10 @@ def _gc_without_grace() -> Patches:
 
 def _gc_of_what_is_named_in_part() -> Patches:
     """A bundle of which some section is not named any more counts as not named."""
-    from tiered.log import history, orphans
+    from tiered.log import history
     from tiered.upkeep import gc
 
-    named_objects = orphans.named_objects
+    named_objects = history.named_objects
 
     def whole(known: Any) -> Any:
         named = named_objects(known)
@@ -459,7 +459,7 @@ def _gc_of_what_is_named_in_part() -> Patches:
         }
         return {key: row for key, row in named.items() if key in full or key in sizes}
 
-    return [mock.patch.object(one, "named_objects", whole) for one in (history, orphans, gc)]
+    return [mock.patch.object(one, "named_objects", whole) for one in (history, gc)]
 
 
 def _gc_of_the_present_epoch() -> Patches:

@@ -9,8 +9,8 @@ from unittest import mock
 from tiered.dispatch import group_commit
 from tiered.dispatch.continuity import Continuity
 from tiered.dispatch.group_commit import LineageTracker
-from tiered.format import kafka_transactions
-from tiered.log import cursor, divergence, lineage, state, truncation
+from tiered.format import kafka_log
+from tiered.log import cursor, divergence, lineage, state
 from tiered.upkeep import rebuild
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ Patches = list[Any]
 
 def _marker_ignored() -> Patches:
     """Who ends a transaction by committing it says nothing."""
-    real = kafka_transactions.control_markers
+    real = kafka_log.control_markers
 
     def aborts(block: Any) -> Any:
-        return [one for one in real(block) if one.kind == kafka_transactions.ControlType.ABORT]
+        return [one for one in real(block) if one.kind == kafka_log.ControlType.ABORT]
 
-    return [mock.patch.object(kafka_transactions, "control_markers", aborts)]
+    return [mock.patch.object(kafka_log, "control_markers", aborts)]
 
 
 def _moves(change: Callable[[LineageFacts, LineageFacts], LineageFacts]) -> Patches:
@@ -38,7 +38,7 @@ def _moves(change: Callable[[LineageFacts, LineageFacts], LineageFacts]) -> Patc
         found = lineage.moved(facts, end)
         return change(facts, found) if facts and found else found
 
-    return [mock.patch.object(module, "moved", wrong) for module in (truncation, state)]
+    return [mock.patch.object(module, "moved", wrong) for module in (state,)]
 
 
 def _aborted_survive() -> Patches:

@@ -12,8 +12,8 @@ from tiered.errors import FencedError
 from tiered.format import bundle
 from tiered.index import indexer
 from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
-from tiered.log import expiry, truncation
-from tiered.upkeep import erase, expire, gc, rebuild, repair, workplace
+from tiered.log import expiry, state
+from tiered.upkeep import expire, gc, rebuild, repair, workplace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,21 +47,21 @@ def _broken_lease_forgets() -> Patches:
 
 def _called_erased() -> Patches:
     """What was to be erased counts as erased, whatever became of it."""
-    count = erase._ErasureRun._count
+    count = gc._ErasureRun._count
 
     def all_gone(self: Any, total: int) -> None:
-        with mock.patch.object(erase, "named_bundles", return_value={}):
+        with mock.patch.object(gc, "named_bundles", return_value={}):
             count(self, total)
 
-    leave = erase._ErasureRun._leave
+    leave = gc._ErasureRun._leave
 
     def silent(self: Any, reasons: dict[str, str]) -> None:
         leave(self, reasons)
         self.stays.clear()
 
     return [
-        mock.patch.object(erase._ErasureRun, "_count", all_gone),
-        mock.patch.object(erase._ErasureRun, "_leave", silent),
+        mock.patch.object(gc._ErasureRun, "_count", all_gone),
+        mock.patch.object(gc._ErasureRun, "_leave", silent),
     ]
 
 
@@ -89,13 +89,11 @@ def _keys_left_out() -> Patches:
 
 def _index_of_what_is_gone() -> Patches:
     """What was truncated counts as indexed, also when other messages stand there."""
-    cut = truncation.cut
+    cut = state.cut
 
     def keeps(incarnation: Any, *more: Any) -> Any:
         found = cut(incarnation, *more)
         return found and (found[0], replace(found[1], indexed=incarnation.indexed))
-
-    from tiered.log import state
 
     return [mock.patch.object(state, "cut", keeps)]
 

@@ -7,19 +7,34 @@ person has asked for is written down beforehand, so that history can hold what w
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from simulation.history import require
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 
+from tiered.log.merge import plan_erasure
 from tiered.model import MessageQueue
-from tiered.upkeep.erase import apply_erasure
 from tiered.upkeep.expire import apply_steps, apply_truncate, plan_expire, plan_truncate
-from tiered.upkeep.gc import apply_gc, plan_gc
-from tiered.upkeep.pause import set_paused
+from tiered.upkeep.gc import apply_erasure, apply_gc, plan_gc
 from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
-from tiered.upkeep.workplace import break_lease
+from tiered.upkeep.workplace import break_lease, set_paused
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tiered.log.merge import MergePlan, MergePolicy
+    from tiered.log.parts import TierState
 
 DEEDS = ("truncate", "break", "erase", "index", "pause")
 """What a person can do."""
+
+
+def plan_one_erasure(
+    state: TierState, policy: MergePolicy, bundles: Collection[str]
+) -> MergePlan | None:
+    """One bundle at a time, as if each were as large as may be gathered at once."""
+    plans = (plan_erasure(state, policy, {key}) for key in sorted(bundles))
+    return next((plan for plan in plans if plan), None)
 
 
 class Person(Reclaimer):
@@ -78,21 +93,27 @@ class Person(Reclaimer):
             self.world.count("lease broken")
 
     def _erase(self) -> None:
-        """What is too old is given up; what is then said to be erased is in no bundle that is named."""
-        at, named = self._at, self.world.history.named
-        apply_steps(at, plan_expire(at, lambda _topic: round(TTL_S * 1000), objects_max=20))
+        """What is old is given up, of one topic everything; what is then said to be erased is in no bundle that is named."""
+        at, world = self._at, self.world
+        named = world.history.named
+        # Topics share bundles, so that other messages remain in those of the one.
+        topic = self._rng.choice(sorted({topic for topic, _ in world.broker.branches}))
+        world.removed.add(topic)
+        ttls = {topic: 0}
+        old = plan_expire(at, lambda topic: ttls.get(topic, round(TTL_S * 1000)), objects_max=20)
+        apply_steps(at, old)
         plan = plan_gc(
             at.store, at.place, at.clock,
             grace_ms=round(GRACE_S * 1000), max_deletions=50, erases=True,
         )  # fmt: skip
         self._hesitate()
         if plan.erasures:
-            self.world.kill_writers()  # or it is refused
+            world.kill_writers()  # or it is refused
             done = apply_erasure(at, plan)
             wanted = {row.key for row in plan.erasures} - {row["key"] for row in done["stays"]}
             left = {key.removeprefix(at.prefix) for key in wanted} & named()
             require(not left, f"{left} is called erased, and named")
-            self.world.count("erased", int(done["bundles"]))
+            world.count("erased", int(done["bundles"]))
         apply_gc(at, plan)
 
     def _index(self) -> None:

@@ -15,8 +15,7 @@ from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import MeteredStore
 from tiered.api.stores import with_retries
 from tiered.clock import ManualClock
-from tiered.compaction.passes import PassSettings
-from tiered.compaction.retention import RetentionPolicy
+from tiered.compaction.passes import PassSettings, RetentionPolicy
 from tiered.dispatch.settings import Compression
 from tiered.errors import (
     ClosedError,

@@ -26,10 +26,9 @@ from support.timers import SOURCE, Box, wheel_batch, wheel_record
 from backends.errors import BackendError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule, SimulatedCrash
-from tiered.api.broker_place import Place
+from tiered.api.broker_place import Place, take_lease, timers_of
 from tiered.api.stores import with_retries
 from tiered.attach.timer_import import ImportSettings, _Taking
-from tiered.attach.timer_place import take_lease, timers_of
 from tiered.attach.timer_run import LEASE_S, RUN, KeptLease
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError
 from tiered.format.record import decode_record
@@ -40,8 +39,8 @@ from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS
 from tiered.model import QueueBounds, QueueOffset
 from timer.dequeue import TimerReader
-from timer.enqueue import Given
 from timer.handover import HandOver
+from timer.hour_files import Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

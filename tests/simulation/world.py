@@ -23,7 +23,7 @@ from simulation.bystander import Bystander, Inline
 from simulation.checker import check_end, check_level, check_now
 from simulation.contents import bundle, claims_of, is_hole, table_bytes, tag_code
 from simulation.history import FOREIGN, History, ViolationError, merged_in, require
-from simulation.persons import DEEDS, Person
+from simulation.persons import DEEDS, Person, plan_one_erasure
 from simulation.process import Process
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 from simulation.scheduler import START_MS, Scheduler, SimClock
@@ -246,6 +246,7 @@ class World:
             mock.patch("tiered.journal.append.CHECKPOINT_ENTRIES", 3),
             mock.patch("tiered.log.merge._OVERHEAD_BYTES", 300),
             mock.patch("tiered.dispatch.merging._LOOK_S", 5.0),
+            mock.patch("tiered.upkeep.gc.plan_erasure", plan_one_erasure),
             mock.patch("tiered.upkeep.rebuild.ThreadPoolExecutor", Inline),
             mock.patch(
                 "tiered.dispatch.settings._KEPT_BUNDLES_MIN", 8 if self._keeps else 1_000_000

@@ -29,11 +29,9 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", SECTION, re.DOTALL)
 DAG = DOCS / "examples" / "airflow" / "tiered_archive.py"
 
 
-def run_line(kind: str, line: str) -> None:
-    """A line of a shell (behind its prompt), or of a crontab (behind its five fields of time)."""
-    prompt, program, *words = shlex.split(
-        line if kind == "console" else f"$ {line.split(' ', 5)[5]}"
-    )
+def run_line(line: str) -> None:
+    """A line of a shell, behind its prompt."""
+    prompt, program, *words = shlex.split(line)
     assert prompt == "$"
     if program == "tiered":
         here(*words).good()
@@ -58,7 +56,7 @@ def test_each_block_draws_the_same_chart(
         text = block.replace("/tmp/demo", str(demo))
         if kind != "python":
             for line in text.splitlines():
-                run_line(kind, line)
+                run_line(line)
             continue
         exec(compile(text, "docs/analytics.md", "exec"), names)
         found = names.pop("by_minute")

@@ -14,8 +14,8 @@ from support.stored import KINDS, read_all
 
 from tiered.clock import ManualClock
 from tiered.format.block import parse_records, walk_records
-from tiered.store import facts
-from tiered.store.facts import Facts, StoredHandover, of_block, of_handed
+from tiered.store import listing as facts
+from tiered.store.listing import Facts, StoredHandover, of_block, of_handed
 from tiered.store.new_message import KeyMaker, NewMessage, counter_digits
 from tiered.store.store_options import StoreOptions
 

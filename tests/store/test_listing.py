@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered.model import MessageQueue
-from tiered.store.facts import Described, Facts
-from tiered.store.listing import Listing, QueueKinds, Reput
+from tiered.store.listing import Described, Facts, Listing, QueueKinds, Reput
 
 if TYPE_CHECKING:
     import pytest

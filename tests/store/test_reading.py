@@ -13,8 +13,8 @@ from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.format.properties import java_hash
 from tiered.model import Boundary, MessageQueue, QueueOffset
-from tiered.store.facts import key_hash
 from tiered.store.keyindex import KeyIndex, index_paths
+from tiered.store.listing import key_hash
 from tiered.store.live_reading import Status
 from tiered.store.new_message import Appended, NewMessage
 

@@ -12,7 +12,7 @@ from tiered.format.block import group_by_queue, split_records
 from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
 from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import Record, decode_record, encode_record
-from tiered.store.facts import describe, key_hash
+from tiered.store.listing import describe, key_hash
 
 if TYPE_CHECKING:
     from tiered.format.block import RecordBlock

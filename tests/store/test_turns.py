@@ -22,7 +22,7 @@ from support.timed import put_queue
 from support.turns import OPTIONS, QUEUES, TOPIC, messages, write
 
 from backends.memory import MemoryStore
-from tiered.log.by_time import StoreRanges, find_by_time
+from tiered.log.reader import StoreRanges, find_by_time
 from tiered.model import Boundary
 
 if TYPE_CHECKING:

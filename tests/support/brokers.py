@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tiered.format.record import Record, body_crc, encode_record
 from tiered.format.remoting import ANSWER, SIZE_BYTES, Command, decode, encode, frame_size
 from tiered.local.catalog import WHEEL_TOPIC
-from timer.producer import Ask
+from timer.broker_target import Ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from tiered.compaction.passes import PassSettings
 from tiered.format.record import decode_record
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, queue_action
-from tiered.log.verify_report import check_state
+from tiered.log.verify_objects import check_state
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.compact import Compactor, CompactSettings
 from tiered.upkeep.workplace import Workplace

@@ -40,9 +40,8 @@ from tiered.journal.lease import Holder, LeaseState, encode_lease
 from tiered.keys import LEASE, ObjectId, handover_key, mount_prefix
 from tiered.log.broker_tables import HANDOVER, Handover
 from tiered.log.decode import TierBatch
-from tiered.log.indexed import index_action
 from tiered.log.reader import TierReader
-from tiered.log.state import queue_action
+from tiered.log.state import index_action, queue_action
 from tiered.log.timers import HOUR_MS, FactsCopy
 from tiered.model import MessageQueue, QueueOffset
 from tiered.mount.inflight import QueuePops

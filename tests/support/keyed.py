@@ -17,8 +17,7 @@ from tiered.format.sysflag import INNER_BATCH
 from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.index.lookup import IndexReader, Wish
 from tiered.local.interface import RecordBatch
-from tiered.log.indexed import index_action
-from tiered.log.state import queue_action
+from tiered.log.state import index_action, queue_action
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tiered.__main__ import YOUNG_OBJECTS
 from tiered.archive.archived import GROUP_ROWS, OffsetRanges, SavedRun, table_of
-from tiered.archive.damage import open_log
+from tiered.archive.checked_ranges import open_log
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveQueue
 from tiered.clock import ManualClock

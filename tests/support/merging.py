@@ -11,7 +11,7 @@ from support.tiers import QUEUE
 from tiered.dispatch.merging import Merger, Packer
 from tiered.dispatch.settings import Compression
 from tiered.log.merge import LAST_LEVEL, MergeOutput, MergeRun, plan_merge
-from tiered.log.truncation import is_tail
+from tiered.log.state import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Collection

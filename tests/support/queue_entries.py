@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from support.bundles import made_part, named_action
 from support.tiers import QUEUE
 
-from tiered.journal.entry import Entry
-from tiered.journal.typed import row_of
+from tiered.journal.entry import Entry, row_of
 from tiered.log.actions import Head
 from tiered.log.parts import Part, queue_action
 from tiered.log.state import TierMachine, TierState

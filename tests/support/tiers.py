@@ -19,7 +19,7 @@ from tiered.dispatch.group_commit import Uploader
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.append import JournalWriter
-from tiered.journal.typed import row_of
+from tiered.journal.entry import row_of
 from tiered.local.interface import HoleReason, Quarantined, RecordBatch
 from tiered.log.actions import Head
 from tiered.log.composite import CommitPolicy, CompositeFlatFile

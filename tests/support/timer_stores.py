@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from support import captures
 
 from backends.local import LocalFolderStore
+from tiered.api.broker_place import TimerPlace
 from tiered.attach.timer_import import ImportSettings, TimerImport, import_timers
-from tiered.attach.timer_place import TimerPlace
 from tiered.clock import ManualClock
 from tiered.format.record import decode_record
 from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC

@@ -23,9 +23,8 @@ from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, TimersTaken
 from tiered.model import MessageQueue, QueueOffset
 from timer.dequeue import DueMessage, TimerReader
-from timer.enqueue import ChosenTimers, Counts
 from timer.handover import HandOver, Target
-from timer.hour_files import TimerWriter
+from timer.hour_files import ChosenTimers, Counts, TimerWriter
 from timer.local_target import TimingWheel
 from timer.records import read_rows
 

@@ -19,8 +19,7 @@ from tiered.format.block import parse_records
 from tiered.format.properties import join_properties
 from tiered.format.record import decode_record, encode_record
 from tiered.format.remoting import Command
-from timer.broker_target import WAITED_S, BrokerTarget, Outcome, deliver_at, outcome_of
-from timer.producer import Producer
+from timer.broker_target import WAITED_S, BrokerTarget, Outcome, Producer, deliver_at, outcome_of
 from timer.records import asked_times
 
 if TYPE_CHECKING:

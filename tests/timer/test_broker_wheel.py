@@ -18,17 +18,17 @@ from support.timers import Timers, wheel_record
 from tiered.clock import SystemClock
 from tiered.log.timers import HOUR_MS
 from tiered.store.store_options import StoreOptions
-from timer.broker_wheel import (
+from timer.local_target import (
     LOG_FILE_BYTES,
     ROLL_S,
     SLOT,
     SLOTS,
+    LocalTarget,
     PendingMessages,
     leave_wheel,
     log_file_bytes,
     plan_wheel,
 )
-from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,7 +25,7 @@ from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.timers import HOUR_MS, TimerSource
 from tiered.model import QueueBounds, QueueOffset
 from timer.dequeue import DueMessage, TimerReader
-from timer.enqueue import Counts, Enqueue, ImportProgress
+from timer.hour_files import Counts, Enqueue, ImportProgress
 from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from tiered.clock import SystemClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.format.properties import join_properties
 from tiered.format.remoting import Command
-from timer.broker_target import BrokerTarget, deliver_at
-from timer.producer import Ask, Producer
+from timer.broker_target import Ask, BrokerTarget, Producer, deliver_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

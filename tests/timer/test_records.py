@@ -17,7 +17,7 @@ from tiered.format.properties import value_of
 from tiered.format.record import decode_record, encode_record
 from tiered.log.timers import HOUR_MS, TimerSource
 from tiered.model import QueueBounds, QueueOffset
-from timer.enqueue import Counts, Enqueue, Given, ImportProgress
+from timer.hour_files import Counts, Enqueue, Given, ImportProgress
 from timer.records import DUE_MS_MAX, MARK, number_of, read_rows
 
 if TYPE_CHECKING:

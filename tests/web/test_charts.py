@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from tiered.errors import InvalidError
 from tiered.web.browse import BODY_SHOWN, shown_body
-from tiered.web.charts import NARROW, WIDTH, MapSpan, histogram, line, segment_bars, thinned
-from tiered.web.pages import Cut, PageQuery
+from tiered.web.pages import (
+    NARROW,
+    WIDTH,
+    Cut,
+    MapSpan,
+    PageQuery,
+    histogram,
+    line,
+    segment_bars,
+    thinned,
+)
 
 SPANS = st.lists(
     st.tuples(st.integers(1, 10**6), st.sampled_from(["sealed", "open", "gap"])), max_size=3000

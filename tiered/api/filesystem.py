@@ -13,6 +13,7 @@ that is not there is a ``FileNotFoundError``, and whatever would write an ``OSEr
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import re
@@ -24,9 +25,7 @@ from fsspec import AbstractFileSystem
 
 from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
-from tiered.api.arrow import load_pyarrow, schema
-from tiered.api.jmq_arrow import jmq_schema
-from tiered.api.kafka_arrow import kafka_schema
+from tiered.api.arrow import jmq_schema, kafka_schema, load_pyarrow, schema
 from tiered.api.tier import Tier, opened_by
 from tiered.api.tier import open as open_tier
 from tiered.errors import InvalidError
@@ -34,8 +33,10 @@ from tiered.log.messages import messages_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import ModuleType
 
     import pyarrow as pa
+    import pyarrow.dataset as pd
 
     from tiered.log.parts import Parts
     from tiered.model import MessageQueue, QueueBounds
@@ -346,3 +347,51 @@ def _options(given: dict[str, Any]) -> S3Options:
         do = "settings of S3 come from the environment and the AWS profile"
         raise InvalidError(f"a tier is not opened with {', '.join(sorted(unknown))}", do=do)
     return S3Options(**given)
+
+
+# -- dataset -------------------------------------------------------------------------------------
+#
+# A topic as a dataset of pyarrow: the Arrow files of ``tiered.api.filesystem``, each with what is known of it beforehand.
+#
+# One mechanism for both: pyarrow (and whatever takes its datasets, as DuckDB and Polars) opens a file when it comes to it
+# and lets go of it when its rows are used; what it reads ahead of a slow reader ends at 1 GiB. What is known of a file
+# (queue, queue offsets, store times) is its partition expression: a filter on these opens no file that cannot have such
+# rows.
+
+_QUEUE, _OFFSET = ("queue_id", "partition"), ("queue_offset", "offset", "index")
+"""What stores call the same column."""
+
+
+def make_dataset(tier: Tier, topic: str, columns: Sequence[str] | None) -> pd.FileSystemDataset:
+    """See ``Tier.dataset``."""
+    arrow = load_pyarrow()
+    importlib.import_module("pyarrow.dataset")
+    files = TieredFileSystem(tier=tier, columns=columns, skip_instance_cache=True)
+    schema, form = files.schema(), arrow.dataset.IpcFileFormat()
+    system = arrow.fs.PyFileSystem(arrow.fs.FSSpecHandler(files))
+    fragments = [
+        form.make_fragment(
+            files.name(queue, one, ARROW), system, _known(arrow, schema.names, queue, one)
+        )
+        for queue in tier.queues(topic)
+        for one in files.ranges(queue)
+    ]
+    return arrow.dataset.FileSystemDataset(fragments, schema, form, system)
+
+
+def _known(arrow: ModuleType, names: Sequence[str], queue: MessageQueue, one: FileRange) -> object:
+    """What holds of each row of a file, as far as its columns are there."""
+    time = arrow.timestamp("ms", "UTC")
+    known = arrow.dataset.scalar(True)
+    for name in names:
+        column = arrow.dataset.field(name)
+        if name == "topic":
+            known &= column == queue.topic
+        elif name in _QUEUE:
+            known &= column == arrow.scalar(queue.queue_id, arrow.int32())
+        elif name in _OFFSET:
+            known &= (column >= one.start) & (column < one.stop)
+        elif name == "store_timestamp":
+            known &= column >= arrow.scalar(one.store_min_ms, time)
+            known &= column <= arrow.scalar(one.store_max_ms, time)
+    return known

@@ -12,12 +12,15 @@ are retried by the store below within the read's deadline. A look that fails is 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings
@@ -33,37 +36,122 @@ from tiered.api.broker_place import (
 from tiered.api.open_tier import OpenTier
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
-from tiered.errors import TieredStoreError
+from tiered.errors import InvalidError, TieredStoreError
 from tiered.format.block import distinct
 from tiered.format.message_forms import split_batch
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.index.lookup import Hit, Wish, has_key
-from tiered.local.residency import Residency
+from tiered.local.mapped_file_queue import open_read_only
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.broker_tables import read_handover
-from tiered.model import QueueOffset
+from tiered.model import Closing, QueueOffset
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from backends.base import ObjectStore
     from fetcher.message_store import LocalMessages
     from fetcher.statuses import KeyQuery, Policy
     from tiered.api.broker_place import Place
     from tiered.index.lookup import Lookup
+    from tiered.local.consumequeues import Entries
     from tiered.local.interface import RecordBatch
+    from tiered.local.views import View
     from tiered.log.broker_tables import Handover
     from tiered.model import MessageQueue, QueueBounds
+
+# -- what is in memory ---------------------------------------------------------------------------
+#
+# Whether records of a foreign store directory are in memory: asked of the page cache, page by page.
+#
+# A broker maps its log, so what it (or anybody) has read or written lately is in the page cache, for as long as the system
+# wants. A page is in memory if one byte of it can be read with ``RWF_NOWAIT``, that is without waiting for the disk.
+# Nothing is mapped or locked (``mincore`` tells the truth only to a file's owner). Not free of traces: for a page that is
+# not there the system may begin to read that one page; read-ahead is switched off for the descriptor.
+#
+# Where the file system cannot tell (tmpfs, some network file systems), records count as in memory: then they are read from
+# the local store. For any thread; nothing is kept.
+
+ITEMS_MAX: Final = 1024
+"""Of how many records at most the first and the last and some between are looked at."""
+SAMPLES: Final = 16
+_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
+
+
+class Residency:
+    """What a reader with a policy wants to know of single queues of a store, beside ``LocalStore``."""
+
+    def __init__(
+        self,
+        view: Callable[[], View],
+        is_cached: Callable[[str, Iterable[int]], bool] | None = None,
+    ) -> None:
+        """Ask nothing yet; ``view`` gives the one that holds now (``RocketMQStore.current_view``)."""
+        self._view = view
+        self._is_cached = is_cached or is_cached_in_file
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds | None:
+        """Bounds of one queue, as ``LocalStore.queues`` has them, without a look at the others."""
+        state = self._view().catalog.states.get(queue)
+        if state is None or not (state.end or state.index.row.bases):
+            return None
+        return state.bounds
+
+    def is_in_memory(self, queue: MessageQueue, start: int, count: int) -> bool:
+        """Whether the records of ``count`` messages from ``start`` on are in memory, by some of their pages."""
+        view = self._view()
+        state = view.catalog.states.get(queue)
+        end = 0 if state is None else min(start + min(count, ITEMS_MAX), state.end)
+        if state is None or start >= end:
+            return True
+        by_file: dict[str, list[int]] = {}
+        for place in plan_samples(state.index.entries(start, end)):
+            base = view.log.base_of(place)
+            if base is not None:
+                by_file.setdefault(view.log.path(base), []).append(place - base)
+        return all(self._is_cached(path, within) for path, within in by_file.items())
+
+
+def plan_samples(entries: Entries) -> list[int]:
+    """Physical offsets to look at: where the first and the last record and some between begin, and the last byte."""
+    written = np.flatnonzero(entries.is_written)
+    if not len(written):
+        return []
+    chosen = written[distinct(np.linspace(0, len(written) - 1, SAMPLES).astype(np.int64))]
+    last = int(entries.physical_offsets[chosen[-1]]) + int(entries.sizes[chosen[-1]]) - 1
+    return [*entries.physical_offsets[chosen].tolist(), last]
+
+
+def is_cached_in_file(path: str, offsets: Iterable[int]) -> bool:
+    """Whether the pages that hold these bytes of a file are in the page cache; True where nobody can tell."""
+    if not _NOWAIT:
+        return True
+    try:
+        descriptor = open_read_only(path)
+    except (OSError, InvalidError):
+        return True  # it is gone, or may not be read: reading will tell
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        for offset in offsets:
+            os.preadv(descriptor, [bytearray(1)], offset, _NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # not supported here
+    finally:
+        os.close(descriptor)
+    return True
+
+
+# -- the message store ------------------------------------------------------------------------------
 
 _LOG = logging.getLogger("tiered.read")
 REFRESH_SECONDS = 5.0
 """How often the journal and the store are looked at, unless told otherwise."""
 
 
-class OpenMessageStore(TieredMessageStore):
+class OpenMessageStore(Closing, TieredMessageStore):
     """A ``TieredMessageStore`` that owns its sides. Use it in a ``with`` statement, or ``close`` it."""
 
     opened: OpenTier
@@ -116,17 +204,6 @@ class OpenMessageStore(TieredMessageStore):
         if self.opened.is_forked:
             return
         self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_message_store(

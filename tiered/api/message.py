@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from tiered.format.kafka_batch import HeaderField
-    from tiered.format.kafka_message import KafkaRecord
+    from tiered.format.kafka_batch import HeaderField, KafkaRecord
     from tiered.index.lookup import AnyHit, Lookup
     from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch

@@ -39,11 +39,10 @@ from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.log.decode import TierBatch
 from tiered.log.lineage import Isolation
 from tiered.log.reader import QueueReader, TierReader
-from tiered.model import MessageQueue, QueueBounds
+from tiered.model import Closing, MessageQueue, QueueBounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from backends.base import ObjectStore
     from backends.wrapping import MeteredStore
@@ -61,7 +60,7 @@ LOOKUP_THREADS = 8
 """Messages that one lookup by key reads at once."""
 
 
-class OpenTier:
+class OpenTier(Closing):
     """One broker's tier, opened. For any thread."""
 
     def __init__(
@@ -340,17 +339,6 @@ class OpenTier:
         if index is not None:
             index[1].shutdown(cancel_futures=True)
         self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def retry_logs(self) -> list[OpenTier]:
         """What mounts of the broker's tier were sent back, each as a tier of its own on the same store; close them."""

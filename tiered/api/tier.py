@@ -6,7 +6,7 @@ import threading
 from datetime import datetime
 from html import escape
 from itertools import takewhile
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
 from backends.s3_settings import S3Options
@@ -19,11 +19,10 @@ from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError, no_topic
 from tiered.log.lineage import Isolation
-from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset, TimestampMs
+from tiered.model import Boundary, Closing, MessageQueue, QueueBounds, QueueOffset, TimestampMs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from types import TracebackType
 
     import pyarrow as pa
     from pyarrow.dataset import FileSystemDataset
@@ -39,7 +38,7 @@ MESSAGE_BATCH_BYTES = 1 * MIB
 ARROW_BATCH_BYTES = 4 * MIB
 
 
-class Tier:
+class Tier(Closing):
     """One broker's tier, read-only. For any thread; each iterator for one thread at a time.
 
     Use it in a ``with`` statement, or ``close`` it. Every method may raise ``StoreUnavailableError`` (the store does not
@@ -156,7 +155,7 @@ class Tier:
 
         Args:
             columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``, of other stores'
-                queues those of ``tiered.api.kafka_arrow`` and ``jmq_arrow``). What is left out costs nothing.
+                queues ``KAFKA_COLUMNS`` and ``JMQ_COLUMNS`` there). What is left out costs nothing.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -241,7 +240,7 @@ class Tier:
         if not self.queues(topic):
             raise self._no_topic(topic)
         # By its name: it stands on this module, and on fsspec.
-        module = load_library("tiered.api.dataset", "a dataset needs fsspec", "fsspec")
+        module = load_library("tiered.api.filesystem", "a dataset needs fsspec", "fsspec")
         return module.make_dataset(self, topic, columns)
 
     def read_topic_records(
@@ -349,17 +348,6 @@ class Tier:
     def close(self) -> None:
         """End reads (``ClosedError``), threads and connections. Harmless when repeated; in a forked process nothing."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _no_topic(self, topic: str) -> InvalidError:
         return no_topic(topic, self.topics(), where=self._opened.store.url)
@@ -514,7 +502,7 @@ class Choice:
         Raises:
             InvalidError: No such column, or none at all, or pyarrow is not installed; at once.
         """
-        from tiered.api.any_arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
+        from tiered.api.arrow import AnyArrowMaker  # noqa: PLC0415 - an optional dependency
 
         if columns is not None and not columns:
             # A batch without columns has no rows: it would look as if there were no messages.

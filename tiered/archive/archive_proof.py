@@ -14,15 +14,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
+from tiered.archive.checked_ranges import read_proven
 from tiered.archive.columns import hole_text
-from tiered.archive.damage import read_proven
 from tiered.archive.model import KAFKA_SCHEMA, ArchiveQueue
 from tiered.archive.parquet import read_columns
 from tiered.archive.plan import has_times, overtaken_by
 from tiered.errors import DataError
 from tiered.local.interface import HoleReason
 from tiered.log.ranges import Ranges, without
-from tiered.log.truncation import is_tail
+from tiered.log.state import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +79,8 @@ class ArchiveProof:
         if damage and damage not in self._damaged:
             self._damaged.append(damage)
         if why or damage:
-            self._left.append(_row(queue, segment, why or damage))
+            span = {"start": int(segment.base_queue_offset), "end": end}
+            self._left.append({**queue._asdict(), **span, "why": why or damage})
         return not (why or damage)
 
     def document(self) -> dict[str, Any]:

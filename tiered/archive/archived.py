@@ -1,7 +1,7 @@
 """What is archived, as one table: a row for each offset range, in order of queue and offset.
 
 The table lies in *runs*: Parquet files, the same in memory and as objects, since each is a shard of checkpoints
-(``tiered.journal.checkpoint``). Of a run the numbers that planning asks for are columns in memory; the rest is unpacked a
+(``tiered.journal.replay``). Of a run the numbers that planning asks for are columns in memory; the rest is unpacked a
 row group at a time, when somebody looks. What changed since the last checkpoint lies beside the runs, as values.
 
 What a later run says of a queue and a first offset holds, and what changed holds before all runs; an offset range that ends
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.model import (
     LOG,
@@ -36,8 +36,8 @@ from tiered.archive.model import (
     kind_of,
 )
 from tiered.errors import DataError
-from tiered.journal.checkpoint import digest_of
-from tiered.journal.typed import INT_MAX
+from tiered.journal.entry import INT_MAX
+from tiered.journal.replay import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,10 @@ def table_of(rows: Iterable[tuple[ArchiveQueue, Archived]]) -> pa.Table:
         lists = {
             "files": [_plain_row(file, _LISTS["files"]) for file in one.files],
             "side": [_plain_row(one.side, _LISTS["side"])] if one.side else [],
-            **{name: _pairs(name, getattr(one, name)) for name in ("sources", "left_out", "unfit")},
+            **{
+                name: [dict(zip(_LISTS[name], map(_stored, pair), strict=True)) for pair in pairs]
+                for name, pairs in picked(one, "sources", "left_out", "unfit").items()
+            },
         }
         documents.append({**_plain_row(queue, _QUEUE), **_plain_row(one, _OFFSET_RANGE), **lists})
     return load_pyarrow().Table.from_pylist(documents, schema=run_schema())
@@ -110,10 +113,6 @@ def table_of(rows: Iterable[tuple[ArchiveQueue, Archived]]) -> pa.Table:
 
 def _plain_row(value: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: _stored(getattr(value, name)) for name in names}
-
-
-def _pairs(name: str, pairs: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(_LISTS[name], map(_stored, pair), strict=True)) for pair in pairs]
 
 
 def _stored(value: Any) -> Any:  # noqa: ANN401

@@ -38,6 +38,7 @@ from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.bodies import PLAIN
+from tiered.archive.checked_ranges import prove, read_proven
 from tiered.archive.columns import (
     BODY_REASON,
     Columns,
@@ -45,7 +46,6 @@ from tiered.archive.columns import (
     layout_of,
     side_table,
 )
-from tiered.archive.damage import prove, read_proven
 from tiered.archive.latest import damaged_tables, folder_of, give_up
 from tiered.archive.lookup import INDEX_KEY, damage_of_index
 from tiered.archive.machine import named_sizes

@@ -49,8 +49,8 @@ from tiered.archive.model import (
 )
 from tiered.crashpoints import reached
 from tiered.errors import DataError, OtherVersionError
-from tiered.journal.checkpoint import trim_journal
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import as_row, row_of
+from tiered.journal.replay import trim_journal
 from tiered.upkeep.workplace import PlanDocument as Plan
 from tiered.upkeep.workplace import moved_on
 

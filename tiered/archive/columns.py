@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.lazy_dataclass import dataclass
-from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
-from tiered.api.kafka_arrow import KAFKA_COLUMNS, kafka_columns, kafka_types
-from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
-from tiered.archive.body_blocks import decode_bodies
+from tiered.api.arrow import (
+    KAFKA_COLUMNS,
+    ArrowMaker,
+    kafka_columns,
+    kafka_types,
+    load_pyarrow,
+    spans_array,
+)
+from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout, decode_bodies
 from tiered.archive.body_formats import body_fields, open_decoder
 from tiered.archive.model import KAFKA_SCHEMA
 from tiered.errors import DataError
@@ -34,10 +39,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from tiered.archive.body_blocks import BodyCounts, Decoder
+    from tiered.archive.bodies import BodyCounts, Decoder
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveQueue
-    from tiered.format.kafka_message import KafkaRecords
+    from tiered.format.kafka_batch import KafkaRecords
     from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
 
@@ -235,10 +240,7 @@ class Columns:
         ]
         rows: list[pa.RecordBatch] = []
         numbers = np.flatnonzero(records.sizes > 0)
-        if records.kind is RecordKind.ROCKETMQ:
-            self._take(batch, numbers, rows, aside, counts)
-        else:
-            self._take_stored(records, numbers, rows, aside, counts)
+        self._take(batch, numbers, rows, aside, counts)
         return rows, aside
 
     def _take(
@@ -249,47 +251,23 @@ class Columns:
         aside: list[Aside],
         counts: BodyCounts | None,
     ) -> None:
+        """Of other stores a record has several messages: one that cannot be unpacked costs itself."""
         if not len(numbers):
             return
+        records, is_plain = batch.records, batch.records.kind is RecordKind.ROCKETMQ
         try:
-            found = self._rows(batch, numbers)
+            found, given = (
+                (self._rows(batch, numbers), numbers)
+                if is_plain
+                else self._rows_of(records, numbers)
+            )
         except (DataError, self._arrow.ArrowInvalid) as error:
-            if len(numbers) == 1:
-                raw = b"".join(raw_bytes(batch.records, numbers))
-                aside.append(Aside(batch.records.base_offset + int(numbers[0]), str(error), raw))
-                return
-            middle = len(numbers) // 2
-            self._take(batch, numbers[:middle], rows, aside, counts)
-            self._take(batch, numbers[middle:], rows, aside, counts)
-            return
-        if self._decoder is not None:
-            aside += self._decode(self._decoder, batch.records, numbers, found, counts)
-        self._end(rows, found)
-
-    def _end(self, rows: list[pa.RecordBatch], found: dict[str, Any]) -> None:
-        columns = [found[name] for name in self.schema.names]
-        rows.append(self._arrow.RecordBatch.from_arrays(columns, schema=self.schema))
-
-    def _take_stored(
-        self,
-        records: RecordBatch,
-        numbers: npt.NDArray[np.int64],
-        rows: list[pa.RecordBatch],
-        aside: list[Aside],
-        counts: BodyCounts | None,
-    ) -> None:
-        """The same of other stores' records, which have several messages each: one that cannot be unpacked costs itself."""
-        if not len(numbers):
-            return
-        try:
-            found, given = self._rows_of(records, numbers)
-        except (DataError, self._arrow.ArrowInvalid) as error:
-            positions = records.positions[numbers]
+            positions = numbers if is_plain else records.positions[numbers]
             firsts = np.flatnonzero(np.append(True, positions[1:] != positions[:-1]))
             if len(firsts) > 1:
                 middle = int(firsts[len(firsts) // 2])
-                self._take_stored(records, numbers[:middle], rows, aside, counts)
-                self._take_stored(records, numbers[middle:], rows, aside, counts)
+                self._take(batch, numbers[:middle], rows, aside, counts)
+                self._take(batch, numbers[middle:], rows, aside, counts)
                 return
             raw = b"".join(raw_bytes(records, numbers))
             for offset in (records.base_offset + numbers).tolist():
@@ -301,7 +279,8 @@ class Columns:
         if len(given):
             if self._decoder is not None:
                 aside += self._decode(self._decoder, records, given, found, counts)
-            self._end(rows, found)
+            columns = [found[name] for name in self.schema.names]
+            rows.append(self._arrow.RecordBatch.from_arrays(columns, schema=self.schema))
 
     def _decode(
         self,

@@ -288,11 +288,6 @@ _OPTIONS = (
 )
 
 
-def load_duckdb() -> Any:  # noqa: ANN401 (a foreign module)
-    """The module."""
-    return load_library("duckdb", "this needs DuckDB", "sql")
-
-
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
     """What came of a question."""
@@ -315,7 +310,7 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
         DataError: The log, or a file that the question is about, is damaged.
     """
     arrow = load_pyarrow()
-    duckdb = load_duckdb()
+    duckdb = load_library("duckdb", "this needs DuckDB", "sql")
     state = read_archive(archive)
     topics = files_by_topic(state)
     tables = table_names(topics)

@@ -142,15 +142,13 @@ class ExactNames:
             self.require_exact(statement)
         row_ranges, at = list[str](), 0
         for start, end, name in identifiers(statement):
-            if name.casefold() in self.alike and not self._is_column(name):
+            is_column = name not in self.tables and name in self.columns
+            if name.casefold() in self.alike and not is_column:
                 table = self.table(name)
                 row_ranges += [statement[at:start], quoted(table)]
                 at = end if table != name else start
                 row_ranges = row_ranges if table != name else row_ranges[:-1]
         return "".join([*row_ranges, statement[at:]])
-
-    def _is_column(self, name: str) -> bool:
-        return name not in self.tables and name in self.columns
 
     def require_exact(self, text: str) -> None:
         """See that a text names no table that cannot be told apart from others."""

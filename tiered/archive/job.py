@@ -27,15 +27,15 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import write_regular
 from backends.registry import probe
 from tiered import __version__
 from tiered.archive.audit import harmed_files, still_harmed, task_of
 from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, infer_columns
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
+from tiered.archive.checked_ranges import open_log
 from tiered.archive.columns import PAYLOAD, Columns
-from tiered.archive.damage import open_log
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,
@@ -64,7 +64,7 @@ from tiered.archive.stale import decode_again, stale_rows
 from tiered.archive.task import JobContext, divide, do_work, find_lost, task_reader
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
-from tiered.journal.checkpoint import trim_journal
+from tiered.journal.replay import trim_journal
 from tiered.log.parts import Gap
 from tiered.log.reader import TierReader
 from tiered.metrics import Metric, MetricType, Sample, render
@@ -183,7 +183,7 @@ class Result:
             planned=len(self.plan.tasks),
             planned_bytes=self.plan.size_bytes,
             failed=len(self.failed),
-            **{name: getattr(self, name) for name in (*counted, "source_bytes", "size_bytes")},
+            **picked(self, *counted, "source_bytes", "size_bytes"),
         )
 
     def after(self, done: Iterable[Done], now_ms: int) -> JobRecord:
@@ -919,8 +919,7 @@ def plan_head(at: JobContext, plan: Plan) -> dict[str, Any]:
     return {
         "format": 1,
         "archive": at.archive.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
+        **picked(at.place, "cluster", "broker"),
         "planned": len(plan.tasks),
         "planned_bytes": plan.size_bytes,
         "archived_before": plan.archived_segments,
@@ -931,11 +930,5 @@ def plan_head(at: JobContext, plan: Plan) -> dict[str, Any]:
 
 def queue_row(one: Task | Open) -> dict[str, Any]:
     """What is to be archived of a queue, or is not sealed yet."""
-    return {
-        "topic": one.queue.topic,
-        "queue_id": one.queue.queue_id,
-        "incarnation": one.queue.incarnation,
-        "start": one.start,
-        "end": one.end,
-        "size_bytes": one.size_bytes,
-    }
+    row = picked(one.queue, "topic", "queue_id", "incarnation")
+    return row | picked(one, "start", "end", "size_bytes")

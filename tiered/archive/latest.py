@@ -37,20 +37,17 @@ from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.checked_ranges import ObjectFile, with_sums
-from tiered.archive.damage import reading
+from tiered.archive.checked_ranges import ObjectFile, reading, with_sums
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, partition_value
 from tiered.archive.parquet import open_writer, read_columns
 from tiered.archive.selection import Selection, shown
 from tiered.archive.tables import open_parquet, plan_files, read_archive
-from tiered.compaction.keyed import digest_many
-from tiered.compaction.newest import KEYED, NO_LIMIT, ROW, Newest, is_among
+from tiered.compaction.newest import KEYED, NO_LIMIT, ROW, Newest, digest_many, is_among
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
-from tiered.journal.entry import open_text, seal_text
+from tiered.journal.entry import as_object, document_of, open_text, seal_text
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import as_object, document_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -15,7 +15,6 @@ Threads: files are looked at by ``spread``, several at once if it is the ``map``
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -35,16 +34,14 @@ from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.damage import reading
+from tiered.archive.checked_ranges import ObjectFile, reading
 from tiered.archive.model import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.plan import filled
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
-from tiered.format.kafka_batch import HeaderField
-from tiered.format.kafka_message import KafkaRecord
+from tiered.format.kafka_batch import HeaderField, KafkaRecord
 from tiered.format.properties import tag_hash
 from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import INNER_BATCH
@@ -391,24 +388,31 @@ def read_index(archive: ObjectStore) -> list[IndexPart]:
     An object that is damaged or of another version covers nothing, as if it were not there; the log says so.
     """
     found = []
+    for _, part in _parts(archive):
+        if isinstance(part, IndexPart):
+            found.append(part)
+        else:
+            _note_useless(part)
+    return found
+
+
+def _parts(
+    archive: ObjectStore,
+) -> Iterator[tuple[ObjectInfo, IndexPart | DataError | OtherVersionError]]:
+    """Each object of the index, or why it cannot be read; one that is gone meanwhile is none."""
     for info in archive.list(PREFIX):
         try:
-            found.append(_read_part(archive, info.key, info.size_bytes))
+            yield info, _read_part(archive, info.key, info.size_bytes)
         except ObjectNotFoundError:
             continue
         except (DataError, OtherVersionError) as error:
-            _note_useless(error)
-    return found
+            yield info, error
 
 
 def useless_parts(archive: ObjectStore, known: Collection[str]) -> list[ObjectInfo]:
     """Objects of the index of which no file is known any more. One that cannot be read is none: ``--repair`` deletes it."""
-    found = []
-    for info in archive.list(PREFIX):
-        with contextlib.suppress(DataError, OtherVersionError, ObjectNotFoundError):
-            part = _read_part(archive, info.key, info.size_bytes)
-            found += [info] if not any(key in known for key in part.files) else []
-    return found
+    parts = ((info, part) for info, part in _parts(archive) if isinstance(part, IndexPart))
+    return [info for info, part in parts if not any(key in known for key in part.files)]
 
 
 def groups_with(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, list[int]]:
@@ -451,9 +455,11 @@ def damage_of_index(archive: ObjectStore) -> dict[str, TieredStoreError]:
     Those of another version are among it (``OtherVersionError``).
     """
     found: dict[str, TieredStoreError] = {}
-    for info in archive.list(PREFIX):
+    for info, part in _parts(archive):
         try:
-            _prove_part(archive, _read_part(archive, info.key, info.size_bytes))
+            if not isinstance(part, IndexPart):
+                raise part
+            _prove_part(archive, part)
         except (DataError, OtherVersionError) as error:
             found[info.key] = error
         except ObjectNotFoundError:
@@ -513,7 +519,11 @@ def index_files(context: WorkContext, share: _Share) -> Built:
         BackendError: The store failed. A file that is damaged holds up no others, and is said.
     """
     built = Built()
-    for object_files in filled(_sound(context.archive, share, built), _size_of, OBJECT_BYTES):
+    for object_files in filled(
+        _sound(context.archive, share, built),
+        lambda file: sum(len(bits or b"") for group in file[1] for bits in group),
+        OBJECT_BYTES,
+    ):
         data = _encode(object_files)
         name = hashlib.sha256("\n".join(key for key, _ in object_files).encode()).hexdigest()[:16]
         _put_part(context.archive, f"{PREFIX}{name}.keys", data)
@@ -550,10 +560,6 @@ def _sound(archive: ObjectStore, files: _Share, built: Built) -> Iterator[_Filte
             yield _filters(archive, key, size)
         except DataError as error:
             built.failed.append((key, error))
-
-
-def _size_of(file: _Filters) -> int:
-    return sum(len(bits or b"") for group in file[1] for bits in group)
 
 
 def _filters(archive: ObjectStore, key: str, size: int) -> _Filters:

@@ -1,4 +1,4 @@
-# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.typed)
+# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.entry)
 """The state machine of an archive's log: what is archived, replayed from entries of the same journal that a tier has.
 
 An action is one of the typed records below, as an object of its fields, with its name (``KINDS``) as ``do``. A name that is
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Final
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.archive.archived import OffsetRanges, SavedRun
 from tiered.archive.bodies import BodyColumns
 from tiered.archive.model import (
@@ -37,8 +37,7 @@ from tiered.archive.model import (
     Truncation,
 )
 from tiered.journal.append import JournalWriter
-from tiered.journal.entry import Action, Entry, json_text
-from tiered.journal.typed import as_object
+from tiered.journal.entry import Action, Entry, as_object, json_text
 from tiered.log.actions import action_of, read_action
 from tiered.log.lineage import Isolation
 
@@ -148,29 +147,19 @@ class ArchiveMachine:
                 ``AttributeError`` mean the same.
         """
         work = _ArchiveWork(
-            state.queues.draft(),
-            dict(state.tails),
-            dict(state.bodies),
-            state.gone,
-            state.fence,
-            state.jobs,
-            dict(state.sources),
-            entry.time_ms,
+            queues=state.queues.draft(),
+            tails=dict(state.tails),
+            bodies=dict(state.bodies),
+            sources=dict(state.sources),
+            now_ms=entry.time_ms,
+            **picked(state, "gone", "fence", "jobs"),
         )
         for action in entry.actions:
             said = read_action(action, KINDS)
             work.refused += not _HANDLERS[type(said)](work, said)
-        return ArchiveState(
-            work.queues,
-            work.tails,
-            state.refused + work.refused,
-            entry.time_ms,
-            work.jobs,
-            work.bodies,
-            work.gone,
-            work.fence,
-            work.sources,
-        )
+        changed = picked(work, "queues", "tails", "jobs", "bodies", "gone", "fence", "sources")
+        refused = state.refused + work.refused
+        return ArchiveState(**changed, refused=refused, updated_ms=entry.time_ms)
 
     def settled(self, state: ArchiveState) -> ArchiveState:
         """With all offset ranges in runs."""

@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from backends.lazy_dataclass import dataclass
-from tiered.archive.damage import read_proven
+from tiered.archive.checked_ranges import read_proven
 from tiered.archive.machine import (
     append_if,
     can_merge,

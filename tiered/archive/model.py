@@ -1,6 +1,6 @@
 """The values of an archive: whose messages they are, which files hold them under which keys, and what proves them.
 
-All are immutable. Their rows (``tiered.journal.typed``) are what the archive's log and its checkpoints hold
+All are immutable. Their rows (``tiered.journal.entry``) are what the archive's log and its checkpoints hold
 (docs/formats/archive.md).
 """
 

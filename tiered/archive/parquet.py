@@ -27,7 +27,7 @@ from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import chunks_with_sums, require_sums, with_sums
 from tiered.archive.model import SCHEMA_VERSION, ArchiveQueue, Proof
 from tiered.errors import DataError, InternalError
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import as_row, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

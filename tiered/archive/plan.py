@@ -27,7 +27,7 @@ from tiered.errors import InvalidError
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.parts import AbortedRange, Incarnation, LineageFacts, Parts, Segment, Segments
 from tiered.log.ranges import Ranges, without
-from tiered.log.truncation import is_tail
+from tiered.log.state import is_tail
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:

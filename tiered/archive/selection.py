@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 MIN = -(1 << 63)
 MAX = (1 << 63) - 1
 EVERY = (MIN, MAX)
-NUMBERS = ("queue_id", "queue_offset", "store_ts", "born_ts", "incarnation")
-"""Columns that can be bounded; times in microseconds since 1970, UTC."""
-TEXTS = ("topic", "uniq_key", "msg_key", "tag", "broker")
 _KEY_COLUMNS = ("keys", "uniq_key")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -35,9 +32,9 @@ class Selection:
     """What is wanted; all of it must hold."""
 
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Least and greatest value, both included, of columns among ``NUMBERS``."""
+    """Least and greatest value, both included, of columns of numbers; times in microseconds since 1970, UTC."""
     texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Values of columns among ``TEXTS``."""
+    """Values of columns of texts."""
     key: str | None = None  # one of the message's keys, or its unique id
 
     def within(self, column: str, low: int, high: int) -> Selection:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from backends.errors import ObjectNotFoundError
 from backends.lazy_dataclass import dataclass
 from tiered.archive.audit import task_of
-from tiered.archive.bodies import BodyLayout, column_names
-from tiered.archive.body_blocks import OTHERS
+from tiered.archive.bodies import OTHERS, BodyLayout, column_names
 from tiered.archive.machine import append_if, archive_action
 from tiered.archive.plan import Work
 from tiered.archive.task import do_work

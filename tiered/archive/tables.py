@@ -11,8 +11,7 @@ import numpy as np
 from backends.base import ByteRange
 from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.damage import open_log
+from tiered.archive.checked_ranges import ObjectFile, open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, whole_files
 from tiered.archive.parquet import bits_of, can_hold

@@ -32,7 +32,7 @@ from backends.errors import AlreadyExistsError
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import WrappingStore
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.body_blocks import BodyCounts
+from tiered.archive.bodies import BodyCounts
 from tiered.archive.body_formats import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
 from tiered.archive.model import (

@@ -34,7 +34,7 @@ from tiered.dispatch.group_commit import Fact
 from tiered.dispatch.settings import Throttle
 from tiered.errors import DataError
 from tiered.index.indexer import IndexBuilder, Indexer, KeyFeed, StoredSection
-from tiered.log.indexed import index_action
+from tiered.log.state import index_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
 Overview: the store is opened (read-only, live or dead) with its timer topics; lease and epoch of the timers' place are
 taken; each source is read from its beginning and what is to be taken is made durable round by round
-(``timer.enqueue``, ``timer.hour_files``). What was taken is in the journal, so a run that was cut short, or is repeated,
+(``timer.hour_files``, ``timer.hour_files``). What was taken is in the journal, so a run that was cut short, or is repeated,
 goes on where it ended, and a smaller ``near`` takes only what is new by that.
 
 ``TimerFollower`` does the same beside a running dispatcher, on its store: of each source it reads what has come since the
@@ -20,7 +20,7 @@ import random
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from backends.errors import BackendError
@@ -31,25 +31,24 @@ from tiered.api.broker_place import (
     require_fitting,
     require_same_store,
     store_document,
+    take_lease,
+    timers_of,
 )
 from tiered.api.stores import backend_errors, open_metered, with_retries
 from tiered.attach.broker import place_of, require_apart
 from tiered.attach.settings import AttachSettings
-from tiered.attach.timer_place import take_lease, timers_of
 from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import MergeThread
 from tiered.dispatch.settings import DispatchContext, DispatchSettings, MemoryBudget
 from tiered.errors import ClosedError, TieredStoreError
 from tiered.journal.append import JournalWriter
-from tiered.journal.lease import Holder, Lease
 from tiered.local.catalog import TIMER_TOPICS
 from tiered.local.interface import Waiting
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, FactsCopy, TimerSource, TimersTaken
 from tiered.model import QueueBounds, QueueOffset
-from timer.enqueue import Counts, Enqueue, Given
-from timer.hour_files import TimerWriter
+from timer.hour_files import Counts, Enqueue, Given, TimerWriter
 from timer.progress import delivered_since, delivered_so_far, noted, opened
 
 if TYPE_CHECKING:
@@ -246,19 +245,10 @@ class _Taking:
         self._local, self._directory = local, directory
         self._bare, self._store, self._place = bare, store, place
         self._settings, self._clock, self._rng, self._stop = settings, clock, rng, stop
-        writer = f"{rng.getrandbits(32):08x}"
         self._journal: JournalWriter[TierState] = JournalWriter(
-            bare, place.prefix, TierMachine(), writer=writer, clock=clock, rng=rng, stop=stop
+            bare, place.prefix, TierMachine(), clock=clock, rng=rng, stop=stop
         )
-        self._lease = Lease(
-            store,
-            place.prefix,
-            writer=writer,
-            holder=Holder.present(),
-            seconds=LEASE_S,
-            clock=clock,
-            known=lambda: self._journal.end,
-        )
+        self._lease = self._journal.lease(store, LEASE_S)
         self._copy = FactsCopy(store, place.prefix)
         self._renewed_s = clock.monotonic_s()
         self._taken: list[TimersTaken] = []
@@ -347,7 +337,7 @@ class _Taking:
         take_lease(self._lease, self._clock, self._stop, wait=self._settings.wait)
         self._journal.catch_up()
         self._require_same_store()
-        self._journal.take_epoch(asdict(Holder.present()), remembered=self._lease.remembered)
+        self._journal.take_epoch(remembered=self._lease.remembered)
         mine, known = store_document(self._local.identity, self._place), self._journal.state.store
         if not known.get("cluster") or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": mine}])

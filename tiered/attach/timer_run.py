@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
+from tiered.api.broker_place import choose_timers, take_lease
 from tiered.api.stores import PatientStore, backend_errors, open_metered, with_retries
-from tiered.attach.timer_place import choose_timers, take_lease
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError
 from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease
@@ -410,14 +410,10 @@ def hand_over(
         patient = PatientStore(meter, clock)
         store = with_retries(patient, clock, rng, abandon, meter.count_retry)
         place = choose_timers(store, settings.cluster, settings.broker)
-        writer = f"{rng.getrandbits(32):08x}"
         journal: JournalWriter[TierState] = JournalWriter(
-            patient, place.prefix, TierMachine(), writer=writer, clock=clock, rng=rng, stop=abandon
+            patient, place.prefix, TierMachine(), clock=clock, rng=rng, stop=abandon
         )
-        lease = Lease(
-            store, place.prefix + RUN, writer=writer, holder=Holder.present(), seconds=LEASE_S,
-            clock=clock, known=lambda: journal.end,
-        )  # fmt: skip
+        lease = journal.lease(store, LEASE_S, below=RUN)
         take_lease(lease, clock, stop, wait=settings.wait, announce=announce)
         opened.callback(lease.release)
         ours = KeptLease(lease, clock)

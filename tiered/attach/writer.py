@@ -15,7 +15,7 @@ import contextlib
 import logging
 import random
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
@@ -44,7 +44,6 @@ from tiered.errors import (
     StoreUnavailableError,
 )
 from tiered.journal.append import JournalWriter
-from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.keys import ObjectId, handover_key
 from tiered.local.catalog import TIMER_TOPICS
 from tiered.log.broker_tables import HANDOVER, is_handed_over, read_handover, recall
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
     from tiered.attach.timer_import import TimerFollower
+    from tiered.journal.lease import LeaseState
     from tiered.local.interface import LocalStore, Waiting
     from tiered.log.broker_tables import Handover
 
@@ -106,25 +106,15 @@ class Attachment:
         self._stopping = stopping or threading.Event()
         self.patient = PatientStore(meter, clock)
         self._store = with_retries(self.patient, clock, rng, self._abandon, meter.count_retry)
-        self._writer = f"{rng.getrandbits(32):08x}"
         self._journal: JournalWriter[TierState] = JournalWriter(
             self.patient,
             place.prefix,
             TierMachine(),
-            writer=self._writer,
             clock=clock,
             rng=rng,
             stop=self._abandon,
         )
-        self._lease = Lease(
-            self._store,
-            place.prefix,
-            writer=self._writer,
-            holder=Holder.present(),
-            seconds=settings.lease_s,
-            clock=clock,
-            known=lambda: self._journal.end,
-        )
+        self._lease = self._journal.lease(self._store, settings.lease_s)
         self._fault: BaseException | None = None
         self._drained: bool | None = None
         self._threads: list[threading.Thread] = []
@@ -280,7 +270,7 @@ class Attachment:
         self._start_of.is_first = self._journal.state.epoch == 0
         remembered = self._lease.remembered
         # With what the lease remembers: a journal that was lost since must not look like one that never began.
-        self._journal.take_epoch(asdict(Holder.present()), remembered=remembered)
+        self._journal.take_epoch(remembered=remembered)
         mine = store_document(self.local.identity, self.place)
         known = self._journal.state.store
         if not known.get("cluster") or (mine["store_id"] and not known["store_id"]):

@@ -11,21 +11,20 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import is_full, read_regular
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import ISOLATION_HELP, flag, option, required, several
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.planned import (
     HOUR_MS,
     Document,
     FleetPlanOptions,
-    ending_code,
     get_plan,
     open_workplace,
-    show_result,
+    show_plan,
 )
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
@@ -72,12 +71,12 @@ class SparkOptions:
     """Where and how Spark runs."""
 
     master: str | None = option(
-        "where Spark runs, as local[2] or spark://host:7077",
+        "where Spark runs",
         kinds.Kind("MASTER", str),
-        default_text="spark-submit's, else this machine's processors",
+        default_text="spark-submit's, else all processors",
     )
     spark_conf: tuple[str, ...] = several(
-        "a setting of Spark; may be repeated (in a variable: one a line)",
+        "a setting of Spark; repeatable (in a variable: one a line)",
         kinds.PAIR,
         separator="\n",
     )
@@ -103,77 +102,66 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
 
     to: str = required("URL of the archive", kinds.Kind("URL", kinds.parquet_name))
     engine: str = option(
-        "what reads and writes files: this process, or Spark",
+        "this process, or Spark",
         kinds.one_of("ENGINE", "local", "spark"),
         default="local",
     )
     jobs: int | None = option(
-        "with the local engine: segments or files in parallel",
+        "parallel segments or files, without Spark",
         kinds.COUNT,
         default_text="one for each processor",
     )
-    topics: tuple[str, ...] = several(
-        "topics to archive, as globs", kinds.GLOBS, default_text="all"
-    )
-    exclude: tuple[str, ...] = several("topics to leave out, as globs", kinds.GLOBS)
-    from_: Moment | None = option(
-        "skip segments with only messages stored before this time", kinds.TIME
-    )
-    until: Moment | None = option(
-        "skip segments with only messages stored at or after this time", kinds.TIME
-    )
+    topics: tuple[str, ...] = several("topics to archive", kinds.GLOBS, default_text="all")
+    exclude: tuple[str, ...] = several("topics to leave out", kinds.GLOBS)
+    from_: Moment | None = option("skip segments that end before this time", kinds.TIME)
+    until: Moment | None = option("skip segments that begin at or after this time", kinds.TIME)
     max_bytes: int | None = option(
-        "maximum commit log archived in a run (at least one segment), oldest first",
+        "maximum commit log a run archives, oldest first, at least one segment",
         kinds.SIZE,
         name="max-bytes",
-        default_text="all",
     )
     max_runtime_ms: int | None = option(
-        "begin no segment after this time, as 50m; current ones are finished. With Spark: two tasks a core",
+        "begin no segment after this time",
         kinds.DURATION_MS,
     )
     pack_below_bytes: int = option(
-        "smaller segments share a file for each topic and day; 0: none does",
+        "smaller segments share a file per topic and day; 0: none",
         kinds.SIZE,
         default=64 << 20,
     )
-    seal: bool = flag("first seal open segments; not while a writer is attached")
+    seal: bool = flag("first seal open segments; needs that no writer is attached")
     dry_run: bool = flag("only show what would be archived")
     publish: str | None = option(
-        "then update a table for each topic in an Iceberg catalog, given by URI or by its name in .pyiceberg.yaml",
+        "update a table per topic in an Iceberg catalog (URI, or name in .pyiceberg.yaml)",
         kinds.Kind("iceberg:CATALOG#NAMESPACE", kinds.destination),
     )
-    merge: bool = flag("only merge small files of each topic and day into large ones")
+    merge: bool = flag("only merge small files per topic and day")
     merge_below_bytes: int = option(
         "with --merge: merge smaller files", kinds.SIZE, default=32 << 20
     )
-    clean: bool = flag("only delete replaced files and leftovers of killed runs; plan, then apply")
+    clean: bool = flag("only delete replaced files and leftovers: plan, then apply")
     grace_ms: int = option(
-        "with --clean: keep what was replaced or written this recently; longer than the longest read",
+        "with --clean: keep what was replaced this recently; longer than your longest read",
         kinds.DURATION_MS,
         default=24 * HOUR_MS,
     )
-    max_deletions: int = option(
-        "with --clean: maximum files deleted in a run", kinds.COUNT, default=10_000
-    )
+    max_deletions: int = option("with --clean: maximum files per run", kinds.COUNT, default=10_000)
     metrics_file: str | None = option(
-        "write the run's metrics to this file after each log entry, for Prometheus",
+        "write metrics for Prometheus here after each log entry",
         kinds.FILE,
     )
     body: tuple[str, ...] = several(
-        "format of bodies, whose fields become columns: json, avro, protobuf, text, or raw (bytes only); TOPIC may "
-        "be a glob",
+        "make columns of bodies: json, avro, protobuf, text, or raw (none); TOPIC may be a glob",
         kinds.Kind("[TOPIC=]FORMAT,...", str),
         default_text="as fixed in the archive's log, else raw",
     )
     body_schema: tuple[str, ...] = several(
-        "schema of bodies: for json SQL columns or a JSON Schema, for avro an .avsc file, for protobuf a descriptor "
-        "set",
+        "SQL columns or JSON Schema, .avsc file, or descriptor set",
         kinds.Kind("[TOPIC=]FILE,...", str),
-        default_text="inferred from the topic's first messages, with json",
+        default_text="with json: inferred",
     )
     body_message: tuple[str, ...] = several(
-        "with protobuf: full message name", kinds.Kind("[TOPIC=]NAME,...", str)
+        "with protobuf: message name", kinds.Kind("[TOPIC=]NAME,...", str)
     )
     isolation: str | None = option(
         ISOLATION_HELP,
@@ -181,15 +169,11 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
         default_text="the archive's, else read_committed",
     )
     raw_records: bool = flag("add a column with each record's stored bytes")
-    decode_again: bool = flag(
-        "also archive again what lacks newer columns, if the tier still has it"
-    )
-    key_index: bool = flag(
-        "only make a key index, so that `tiered query` of the archive reads less"
-    )
-    verify: bool = flag("only read every file and compare it with the archive's log and the tier")
+    decode_again: bool = flag("archive again what lacks newer columns")
+    key_index: bool = flag("only make a key index for `tiered query`")
+    verify: bool = flag("only compare every file with the archive's log and the tier")
     repair: bool = flag(
-        "only make lost or cut files again from the tier, with --verify also damaged ones; plan, then apply"
+        "only rebuild lost files from the tier, with --verify also damaged ones: plan, then apply"
     )
 
     def of_one_broker(self) -> list[str]:
@@ -407,8 +391,8 @@ def _needs_a_person(result: Result) -> bool:
 
 def _seal(call: Call, options: ArchiveOptions) -> int:
     """Seal what is open, unless a writer is at work, whose business it is."""
-    from tiered.archive.sealing import seal_open
     from tiered.errors import FencedError
+    from tiered.upkeep.expire import seal_open
 
     try:
         workplace = open_workplace(call, options.url, give_up_s=options.give_up_s)
@@ -645,15 +629,14 @@ def run_clean(call: Call, options: ArchiveOptions, at: JobContext, engine: Engin
     if options.apply and plan["deletions"]:
         expired = _expire_snapshots(call, options, at, engine, plan["grace_ms"])
         applied = apply_clean(at, log, plan)
-    document = {**plan, "applied": applied, **expired}
     rows = [
         {"key": key, "size_bytes": size, "since_ms": at_ms, "kind": kind}
         for key, size, at_ms, kind in plan["deletions"]
     ]
-    shown = {**document, "deletions": rows}
-    columns = ["key", "size_bytes", "since_ms", "kind"]
-    show_result(call, shown, rows="deletions", columns=columns, lines=_lines)
-    return ending_code(options, document, has_work=bool(plan["deletions"]))
+    shown = {**plan, "applied": applied, **expired, "deletions": rows}
+    return show_plan(
+        call, options, shown, ("deletions", ["key", "size_bytes", "since_ms", "kind"]), _lines
+    )
 
 
 def _expire_snapshots(
@@ -695,14 +678,11 @@ def _lines(document: Document) -> Iterator[str]:
         )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
-    applied = document["applied"]
-    if applied is not None:
+    if applied := document["applied"]:
         yield (
             f"deleted   {counted(applied['deleted'], 'file')}, {format_size(applied['deleted_bytes'])}"
             f" (already gone: {applied['already_gone']})"
         )
-    elif document["deletion_count"]:
-        yield "nothing is changed; --apply - does it"
 
 
 _REPAIRS = ["key", "what", "rows", "size_bytes"]
@@ -724,10 +704,10 @@ def run_repair(call: Call, options: ArchiveOptions, at: JobContext, engine: Engi
             progress.tell(f"making {counted(len(plan['repairs']), 'file')}")
             applied = apply_repair(at, log, plan, engine)
     document = {**plan, "applied": applied.document() if applied else None}
-    show_result(call, document, rows="repairs", columns=_REPAIRS, lines=_repair_lines)
-    if applied and applied.failed:
-        return NEEDS_A_PERSON
-    return ending_code(options, document, has_work=has_work)
+    code = show_plan(
+        call, options, document, ("repairs", _REPAIRS), _repair_lines, has_work=has_work
+    )
+    return NEEDS_A_PERSON if applied and applied.failed else code
 
 
 def _repair_lines(document: Document) -> Iterator[str]:
@@ -738,8 +718,7 @@ def _repair_lines(document: Document) -> Iterator[str]:
         yield f"derived   {key}: {what}; to be taken away, and made again by --key-index or `tiered compact --archive`"
     for refusal in document["refusals"][:_SHOWN]:
         yield f"lost      {refusal}"
-    applied = document["applied"]
-    if applied is not None:
+    if applied := document["applied"]:
         yield (
             f"made      {counted(applied['made'], 'file')}, {counted(applied['rows'], 'message')};"
             f" {counted(applied['deleted'], 'harmed file')} deleted"
@@ -748,8 +727,6 @@ def _repair_lines(document: Document) -> Iterator[str]:
             yield f"taken     {counted(applied['taken_away'], 'derived object or table', 'derived objects and tables')}"
         for one in applied["failed"][:_SHOWN]:
             yield f"failed    {one['key']}: {one['why']}"
-    elif document["repairs"] or document["remains"] or document["derived"]:
-        yield "nothing is changed; --apply - does it"
 
 
 def run_key_index(call: Call, at: JobContext, engine: Engine) -> int:

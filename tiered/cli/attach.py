@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import threading
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import argument, flag, option, required, several
-from tiered.cli.output import picked, show
-from tiered.cli.reload import hold_hangups, on_hangup
+from tiered.cli.options import argument, build, flag, option, required, settings_of, several
+from tiered.cli.output import show
 from tiered.cli.serve import (
     NICENESS_MAX,
     ServingOptions,
@@ -24,16 +25,15 @@ from tiered.cli.serve import (
     bound_malloc,
     metrics_served,
     open_unless_stopped,
-    step_back,
 )
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import Moment, counted, few, format_size, topic_filter, unmatched
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, TieredStoreError
 from tiered.metrics import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from tiered.addresses import Address
     from tiered.api.broker_place import Place
@@ -57,80 +57,68 @@ class AttachOptions(ServingOptions):
     """What ``tiered attach`` can be told."""
 
     store: str = argument(
-        "the broker's store directory (storePathRootDir), of RocketMQ or JoyQueue; or a Kafka node's log directories,"
-        " separated by commas as in log.dirs",
+        "store directory of RocketMQ (storePathRootDir) or JoyQueue, or a Kafka node's log.dirs",
         click.Path(),
     )
     to: str = required("URL of the tier", kinds.URL)
-    once: bool = flag("tier what is there now, then exit")
-    seal: bool = flag("with --once: seal all open segments at the end", needs="once decommission")
+    once: bool = flag("tier what is there, then exit")
+    seal: bool = flag("with --once: finally seal all open segments", needs="once decommission")
     merge: bool = flag(
-        "with --once: merge all that is due, including this run's objects; default: only what earlier runs left"
-        " due",
+        "with --once: also merge this run's objects, not only what earlier runs left due",
         needs="once decommission",
     )
-    topics: tuple[str, ...] = several("topics to tier, as globs", kinds.GLOBS, default_text="all")
-    exclude: tuple[str, ...] = several("topics to leave out, as globs", kinds.GLOBS)
+    topics: tuple[str, ...] = several("topics to tier", kinds.GLOBS, default_text="all")
+    exclude: tuple[str, ...] = several("topics to leave out", kinds.GLOBS)
     start: str | Moment = option(
-        "where a queue that is not in the tier yet begins: earliest, latest, or a time",
+        "where a queue new to the tier begins: earliest, latest, or a time",
         kinds.Kind("WHERE", kinds.start),
         default=kinds.start("earliest"),
     )
     freshness_s: float = option(
-        "maximum time from seeing a message to having it durable in the tier",
+        "maximum time from seeing a message until it is durable",
         kinds.DURATION_S,
         default=2.0,
     )
     decommission: bool = flag(
-        "retire a stopped broker for `tiered mount`: tier everything (as --once --seal), keep its topics, groups"
-        " and offsets in the tier, and mark it decommissioned; refused, with the reasons, while the broker still"
-        " has work to do"
+        "retire a stopped broker: tier everything (as --once --seal) with its topics, groups and offsets, for `tiered"
+        " mount`; refused while the broker has work left"
     )
     accept_pending: bool = flag(
-        "with --decommission: give up what only the broker could still do, such as delivering delayed messages",
+        "with --decommission: abandon work that only the broker could do, such as delayed messages",
         needs="decommission",
     )
     acl_from: str | None = option(
-        "with --decommission: keep the broker's access rules in the tier, without secrets; its plain_acl.yml or"
-        " conf/acl, or a file of users and rules of 5.x",
+        "with --decommission: access rules to keep, without secrets: plain_acl.yml, conf/acl, or users and rules of 5.x",
         kinds.FILE,
         default_text="none, or the rules kept earlier",
         needs="decommission",
     )
-    timers: bool = flag(
-        "also copy timers due later than --near into the tier, as `tiered timer import` does; the broker keeps"
-        " and delivers its own copies"
-    )
+    timers: bool = flag("also copy timers due later than --near, as `tiered timer import`")
     near_ms: int = option(
-        "with --timers: leave timers due within this time to the broker",
+        "with --timers: leave what is due within this time to the broker",
         kinds.DURATION_MS,
         default=NEAR_MS,
         needs="timers",
     )
-    recommission: bool = flag(
-        "continue a tier whose decommissioned broker is back", excludes="decommission"
-    )
+    recommission: bool = flag("continue after decommissioning", excludes="decommission")
     nice: int = option(
-        "niceness, 0 to 19: yield the CPU to the broker",
+        "niceness, 0 to 19",
         kinds.NUMBER,
         default=10,
     )
     give_up_s: float = option(
-        "with --once: exit with code 3 when no upload has succeeded for this long",
+        "with --once: exit with code 3 after this long without a successful upload",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
     )
     broker_addr: Address | None = option(
-        "running broker to ask for the end of its log, where replicas may truncate it",
+        "running broker to ask where its replicas may truncate the log",
         kinds.ADDRESS,
-        default_text="not asked",
     )
-    max_upload_rate_bytes_s: int = option(
-        "maximum upload rate in bytes per second; 0: unlimited", kinds.SIZE, default=0
-    )
+    max_upload_rate_bytes_s: int = option("bytes per second; 0: unlimited", kinds.SIZE, default=0)
     max_read_rate_bytes_s: int = option(
-        "maximum read rate from the broker's store in bytes per second; 0: unlimited",
+        "bytes per second from the broker's store; 0: unlimited",
         kinds.SIZE,
         default=0,
     )
@@ -141,39 +129,36 @@ class AttachOptions(ServingOptions):
     )
     segment_size_bytes: int = option("seal a segment at this size", kinds.SIZE, default=1024 * _MIB)
     segment_age_s: float = option(
-        "seal a segment at this age, even in a quiet queue; only sealed segments are archived and expire",
+        "seal a segment at this age, even in a quiet queue",
         kinds.DURATION_S,
         default=86_400.0,
     )
-    buffer_size_bytes: int = option("maximum memory for records", kinds.SIZE, default=128 * _MIB)
-    uploads: int = option("maximum parallel uploads; fewer on slow links", kinds.COUNT, default=8)
+    buffer_size_bytes: int = option("memory for records", kinds.SIZE, default=128 * _MIB)
+    uploads: int = option("maximum parallel uploads", kinds.COUNT, default=8)
     compress: str = option(
-        "how merging compresses its last level: zstd, zstd:LEVEL (1 to 19), or none",
+        "compression of merging's last level; LEVEL 1 to 19",
         kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default="zstd",
         default_text="zstd, level 3",
     )
-    compact: bool = flag(
-        "keep only the newest message of each key in topics whose cleanup.policy is COMPACTION, as `tiered"
-        " compact` does"
-    )
+    compact: bool = flag("compact topics whose cleanup.policy is COMPACTION, as `tiered compact`")
     compact_interval_ms: int = option(
         "with --compact: time between rounds", kinds.DURATION_MS, default=900_000
     )
     strict: bool = flag(
-        "exit with code 1 even for recorded, explained losses (gaps, torn tails, left-out queues)"
+        "exit with code 1 also for recorded losses (gaps, torn tails, left-out queues)"
     )
-    no_index: bool = flag("make no key index; `tiered query` then reads the messages")
+    no_index: bool = flag("no key index; `tiered query` reads the messages")
     index_items: int = option("keys per index object, 34 bytes each", kinds.COUNT, default=1 << 20)
     index_age_s: float = option(
-        "maximum age of a key before its index object is made",
+        "maximum age of a key not yet indexed",
         kinds.DURATION_S,
         default=3600.0,
     )
     index_dir: str | None = option(
-        "directory for the key index's work file, 32 bytes per key; never inside the store",
+        "directory for the index's work file, 32 bytes per key, outside the store",
         kinds.DIR,
-        default_text="the system's directory for temporary files",
+        default_text="the system's temporary directory",
     )
 
     @property
@@ -245,7 +230,8 @@ def behave(niceness: int) -> None:
     """Be a good neighbour of the broker."""
     if niceness > NICENESS_MAX:
         raise InvalidError(f"--nice goes from 0 to {NICENESS_MAX}, not {niceness}")
-    step_back(niceness)
+    if niceness > os.getpriority(os.PRIO_PROCESS, 0):  # everybody else on this machine goes first
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
     bound_malloc()
 
 
@@ -685,3 +671,87 @@ def exit_code(
         left_out = any(left["reason"] != SYSTEM_TOPIC for left in document["left_out"])
         needs = needs or left_out or any(document[name] for name in recorded)
     return NEEDS_A_PERSON if needs else DONE
+
+
+# --------------------------------------------------------------------------------------------------
+# SIGHUP to a command that was started with a configuration file: the file is read again, and what can change changes.
+#
+# What cannot change while the command runs is named on stderr and counts from its next start. A file that is broken
+# changes nothing, and that is said, too: the command goes on by its old settings. Without a file SIGHUP ends the
+# command, as ever.
+#
+# Threads: each signal is answered in a thread of its own, one after another.
+# --------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def on_hangup(
+    call: Call, options: T, changeable: Collection[str], apply: Callable[[Call, T], None]
+) -> Iterator[None]:
+    """Take new settings on SIGHUP while the block runs.
+
+    Args:
+        changeable: Fields of the options that can change.
+        apply: Goes on by others, and by the rules of the call that it is given. ``TieredStoreError``: it cannot.
+    """
+    if call.reread is None:
+        yield
+        return
+    one_at_a_time, present = threading.Lock(), [options]
+
+    def reload() -> None:
+        with one_at_a_time:
+            present[0] = _reload(call, present[0], changeable, apply)
+
+    before, call.watch.reload = call.watch.reload, reload
+    try:
+        yield
+    finally:
+        call.watch.reload = before
+
+
+def hold_hangups(call: Call) -> None:
+    """Let no SIGHUP end a command that will take new settings, but is not as far yet, or any more."""
+    if call.reread is not None:
+        text = "tiered: SIGHUP: not following just now, so nothing was read again"
+        call.watch.reload = lambda: call.say(text, level="warning")
+
+
+def _reload(
+    call: Call, options: T, changeable: Collection[str], apply: Callable[[Call, T], None]
+) -> T:
+    """Read the file and go on by it; the options that rule from now on."""
+    assert call.reread is not None
+    kind, shown = type(options), cast("Any", options)
+    settings = settings_of(kind, call.section)
+    fields = {one.name for one in dataclasses.fields(shown) if "argument" in one.metadata}
+    try:
+        chosen, rules = call.reread()
+        given = {name: getattr(options, name) for name in fields}
+        wanted = build(kind, settings, chosen, call.path, given)
+        differing = [
+            one for one in settings if getattr(options, one.field) != getattr(wanted, one.field)
+        ]
+        changed = {
+            one.field: getattr(wanted, one.field) for one in differing if one.field in changeable
+        }
+        new: T = dataclasses.replace(shown, **changed)
+        apply(dataclasses.replace(call, rules=rules), new)
+    except TieredStoreError as error:
+        call.say(f"tiered: SIGHUP: the old settings stay: {error}", level="error")
+        return options
+    names = ", ".join(one.key for one in differing if one.field in changed) or "none"
+    call.say(f"tiered: SIGHUP: the configuration file was read; settings that changed: {names}")
+    stay = [one.key for one in differing if one.field not in changed]
+    stay += [
+        key
+        for key, one in chosen.items()
+        if not one.setting.section and one.value != call.chosen[key].value
+    ]
+    for key in stay:
+        what = f"{key} cannot change while this runs, and counts from the next start"
+        call.say(f"tiered: SIGHUP: {what}", level="warning")
+    return new

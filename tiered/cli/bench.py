@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.frame import group
 from tiered.cli.options import argument, maybe, option, required, taken
@@ -98,14 +98,12 @@ BENCH = group(
 class MakeStoreOptions:
     """What ``tiered bench make-store`` can be told."""
 
-    directory: str = argument("store directory to make", metavar="DIR")
+    directory: str = argument("directory to make", metavar="DIR")
     messages: int = option("messages in all", kinds.COUNT, default=200_000)
     body_bytes: int = option("bytes of each body", kinds.SIZE, default=1024)
     queues: int = option("queues of each topic", kinds.COUNT, default=16)
     topics: int = option("topics", kinds.COUNT, default=1)
-    file_size_bytes: int = option(
-        "bytes of each file of the commit log", kinds.SIZE, default=64 * _MIB
-    )
+    file_size_bytes: int = option("bytes of each commit-log file", kinds.SIZE, default=64 * _MIB)
     seed: int = option("of the bodies", kinds.NUMBER, default=1)
 
 
@@ -122,21 +120,15 @@ def make_store_of(call: Call, options: MakeStoreOptions) -> int:
     directory = options.directory
     made = make_store(
         directory,
-        topics=options.topics,
-        queues=options.queues,
-        messages=options.messages,
-        body_bytes=options.body_bytes,
+        **picked(options, "topics", "queues", "messages", "body_bytes", "seed"),
         commitlog_file_bytes=options.file_size_bytes,
-        seed=options.seed,
         clock=call.clock,
     )
     document = {
         "format": 1,
         "store": directory,
-        "messages": made.messages,
         "size_bytes": made.record_bytes,
-        "topics": made.topics,
-        "queues": made.queues,
+        **picked(made, "messages", "topics", "queues"),
     }
     show_measured(call, [document])
     return 0
@@ -150,19 +142,17 @@ class EmbeddedOptions:
     """What ``tiered bench store`` can be told."""
 
     directory: str | None = maybe(
-        "folder to measure in [default: a temporary one]",
+        "folder [default: a temporary one]",
         click.Path(file_okay=False),
         metavar="[DIR]",
     )
-    messages: int = option("messages to append and to recover", kinds.COUNT, default=300_000)
+    messages: int = option("messages to append and recover", kinds.COUNT, default=300_000)
     body_bytes: int = option("bytes of each body", kinds.SIZE, default=1024)
     threads: int = option("threads that append under sync", kinds.COUNT, default=32)
     seconds: float = option(
         "how long to measure sync and visibility", kinds.DURATION_S_FROM_0, default=5.0
     )
-    rate: int = option(
-        "messages a second while visibility is measured", kinds.COUNT, default=20_000
-    )
+    rate: int = option("messages a second while measuring visibility", kinds.COUNT, default=20_000)
 
 
 @BENCH.has("store", EmbeddedOptions)
@@ -173,7 +163,7 @@ def measure_store(call: Call, options: EmbeddedOptions) -> int:
         tiered bench store
         tiered bench store /data --messages 4000000 --json
     """
-    from tiered.bench.store_append import StoreBench, bench_store
+    from tiered.bench.dispatch import StoreBench, bench_store
 
     bench = taken(StoreBench, options)
     where = options.directory
@@ -190,7 +180,7 @@ class DispatchOptions:
     """What ``tiered bench dispatch`` can be told."""
 
     store: str = required("store directory to tier", kinds.DIR)
-    to: str = required("URL of an empty place for the tier", kinds.URL)
+    to: str = required("empty place for the tier", kinds.URL)
 
 
 @BENCH.has("dispatch", DispatchOptions)
@@ -219,9 +209,9 @@ class ReadOptions:
     """What ``tiered bench read`` can be told."""
 
     url: str = argument()
-    topic: str | None = option("only this topic", kinds.Kind("TOPIC", str), default_text="all")
-    queue: int | None = option("only this queue", kinds.NUMBER, default_text="all")
-    queues: int | None = option("only the first so many queues", kinds.COUNT, default_text="all")
+    topic: str | None = option("only this topic", kinds.Kind("TOPIC", str))
+    queue: int | None = option("only this queue", kinds.NUMBER)
+    queues: int | None = option("only the first queues", kinds.COUNT)
     pattern: str = option("what readers do", PATTERNS, default="sequential")
     groups: int = option("readers (sequential, groups)", kinds.COUNT, default=1)
     threads: int = option("threads that read (sequential, seeks)", kinds.COUNT, default=1)
@@ -229,17 +219,17 @@ class ReadOptions:
     reads: int = option("reads (seeks, stops, keys, times)", kinds.COUNT, default=200)
     seconds: float = option("how long to read (groups)", kinds.DURATION_S_FROM_0, default=5.0)
     memory_bytes: int = option(
-        "memory for cache, read-ahead and requests in flight", kinds.SIZE, default=256 * _MIB
+        "memory for cache, read-ahead and requests", kinds.SIZE, default=256 * _MIB
     )
     requests: int = option("parallel requests, on both sides", kinds.COUNT, default=16)
-    latency_ms: float = option("added to each request, milliseconds", kinds.AMOUNT, default=0.0)
-    bandwidth: float = option("of each request, MiB/s; 0: no limit", kinds.AMOUNT, default=0.0)
+    latency_ms: float = option("milliseconds added to each request", kinds.AMOUNT, default=0.0)
+    bandwidth: float = option("MiB/s of each request; 0: unlimited", kinds.AMOUNT, default=0.0)
     stall_percent: float = option(
-        "share of requests that stall, percent; not with plain GETs",
+        "percentage of requests that stall, not of plain GETs",
         kinds.AMOUNT,
         default=0.0,
     )
-    stall_ms: float = option("duration of a stall, milliseconds", kinds.AMOUNT, default=1000.0)
+    stall_ms: float = option("milliseconds of a stall", kinds.AMOUNT, default=1000.0)
     seed: int = option("random seed", kinds.NUMBER, default=1)
 
 
@@ -269,8 +259,7 @@ def measure_read(call: Call, options: ReadOptions) -> int:
 
 def read_bench(options: ReadOptions) -> ReadBench:
     """What the options say."""
-    from tiered.bench.patterns import ReadLoad, Slowness
-    from tiered.bench.read import ReadBench
+    from tiered.bench.read import ReadBench, ReadLoad, Slowness
 
     slowness = taken(Slowness, options, mib_per_s=options.bandwidth or None)
     return taken(ReadBench, options, load=taken(ReadLoad, options), slowness=slowness)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
-from tiered.cli.options import Setting, Shape, custom, flag, option, several
-from tiered.cli.rules import TopicRules
+from tiered.cli.options import Setting, Shape, TopicRules, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
 from tiered.cli.values import Moment, is_glob, unmatched
 from tiered.clock import Clock, SystemClock
@@ -36,7 +35,7 @@ class CommonOptions:
     """What every command can be told, before its name or behind it."""
 
     cluster: str | None = option(
-        "cluster of the broker",
+        "the broker's cluster",
         kinds.NAME,
         default_text="the only one; for attach the store's, else DefaultCluster",
     )
@@ -48,12 +47,10 @@ class CommonOptions:
     endpoint_url: str | None = option(
         "S3 endpoint",
         kinds.URL,
-        default_text="AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS profile, else AWS",
+        default_text="from AWS settings, else AWS",
     )
     region: str | None = option("S3 region", kinds.NAME, default_text="from AWS settings")
-    profile: str | None = option(
-        "AWS profile for credentials and settings", kinds.NAME, default_text="AWS_PROFILE"
-    )
+    profile: str | None = option("AWS profile", kinds.NAME, default_text="AWS_PROFILE")
     path_style: bool | None = custom(
         Setting(
             help="bucket in the path, or in the host name",
@@ -63,18 +60,18 @@ class CommonOptions:
         )
     )
     s3_header: tuple[str, ...] = several(
-        "header of each S3 request; may be repeated (in a variable: one a line)",
+        "header of each S3 request; repeatable (in a variable: one a line)",
         kinds.PAIR,
         separator="\n",
         is_masked=True,
     )
     sse_kms_key_id: str | None = option(
-        "key with which the S3 server encrypts objects",
+        "key for S3's server-side encryption",
         kinds.Kind("ID", str),
         default_text="the bucket's own rule",
     )
     ca_bundle: str | None = option(
-        "PEM file of further trusted authorities for an https endpoint",
+        "PEM file of further trusted authorities",
         kinds.FILE,
         default_text="AWS_CA_BUNDLE, else the AWS profile's",
     )
@@ -85,18 +82,18 @@ class CommonOptions:
     )
     output: str = custom(
         Setting(
-            help="output format; table fits the terminal, wide is never truncated",
+            help="output format; wide is never truncated",
             kind=OUTPUTS,
             default="table",
             spellings=("--output", "-o"),
         )
     )
-    json: bool = flag("print exactly one JSON document, as -o json")
-    quiet: bool = flag("no progress and no summary on stderr")
+    json: bool = flag("as -o json: one document")
+    quiet: bool = flag("no progress or summary on stderr")
     log_format: str = option(
         "format of lines on stderr", kinds.one_of("FORM", "text", "json"), default="text"
     )
-    debug: bool = flag("log everything and show tracebacks")
+    debug: bool = flag("log everything, with tracebacks")
 
 
 class Results:

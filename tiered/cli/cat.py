@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fetcher.filters import Filter
     from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call, Results
+    from tiered.format.record import Record
     from tiered.log.cursor import QueueCursor
     from tiered.log.messages import Numbers
     from tiered.log.parts import Gap
@@ -42,36 +43,30 @@ class CatOptions(SpanOptions):
 
     url: str = argument()
     topic: str = argument()
-    queue: int | None = option(
-        "only this queue", kinds.NUMBER, default_text="all, one after another"
-    )
-    offset: int | None = option(
-        "first queue offset in each queue", kinds.NUMBER, default_text="the first"
-    )
+    queue: int | None = option("only this queue", kinds.NUMBER)
+    offset: int | None = option("first queue offset", kinds.NUMBER)
     incarnation: str | None = option(
-        "print this incarnation of each queue, or all, oldest first, truncated messages included; each message "
-        "names its incarnation",
+        "this incarnation of each queue, or all, oldest first, with truncated messages",
         kinds.Kind("N|all", kinds.incarnation),
         default_text="the present one",
     )
-    count: int | None = option("maximum messages in all", kinds.NUMBER, default_text="no limit")
+    count: int | None = option("maximum messages in all", kinds.NUMBER)
     tag: str | None = option(
-        "only messages with one of these tags: A||B, or * for all",
+        "only these tags: A||B",
         kinds.Kind("EXPR", str),
         default_text="*",
     )
     sql: str | None = option(
-        "only messages whose properties meet this SQL92 expression (docs/reading.md)",
+        "only messages that meet this SQL92 expression",
         kinds.Kind("EXPR", str),
-        default_text="all messages",
     )
-    follow: bool = flag("continue with messages as they are tiered", excludes="until")
+    follow: bool = flag("continue with new messages", excludes="until")
     format: str = option(
-        "json: a line each; raw: records; body: bodies, nothing between; text: for people",
+        "one JSON object a line, stored records, bare bodies, or text for people",
         kinds.one_of("FORMAT", "json", "raw", "body", "text"),
         default="json",
     )
-    raw_body: bool = flag("bodies as stored, perhaps compressed")
+    raw_body: bool = flag("do not decompress bodies")
     isolation: str = option(ISOLATION_HELP, kinds.ISOLATION, default="read_committed")
 
 
@@ -232,7 +227,7 @@ def _print_incarnations(
     tier: OpenTier, printer: Printer, topic: str, number: int | None, which: str
 ) -> None:
     """Each incarnation that is meant, the oldest of a queue first; of a number the last is what was not truncated."""
-    from tiered.log.truncation import is_tail
+    from tiered.log.state import is_tail
 
     found = False
     for queue in tier.queues(topic):
@@ -466,9 +461,9 @@ class Printer:
                 )
                 for one in found
             ]
-        raw_body = self.wish.raw_body
-        said = messages.messages_json(records, batch.log_offset, raw_body=raw_body, wanted=wanted)
-        return len(said), [_line(message, self._incarnation) for message in said]
+        bodies = messages.bodies(records, wanted, raw_body=self.wish.raw_body)
+        both = zip(messages.items(records, wanted), bodies, strict=True)
+        return len(bodies), [_line(one.record, body, self._incarnation) for one, body in both]
 
     def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         """JSON objects as lines, or as elements of the document's array."""
@@ -484,18 +479,14 @@ class Printer:
         return [a + line for a, line in zip(lead, lines, strict=True)]
 
 
-def _line(message: dict[str, object], incarnation: tuple[int, bool] | None) -> bytes:
+def _line(record: Record, body: Buffer, incarnation: tuple[int, bool] | None) -> bytes:
     """A message for eyes: one line, nothing that a terminal would obey."""
-    from base64 import b64decode
-
-    stored_ms = message["store_timestamp_ms"]
-    assert isinstance(stored_ms, int)
-    body = b64decode(str(message["body_base64"]))
-    named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
-    place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
+    said = record.properties
+    named = [f"{name.lower()}={said[name]}" for name in ("TAGS", "KEYS") if said.get(name)]
+    place = f"{record.topic}/{record.queue_id}@{record.queue_offset}"
     if incarnation is not None:
         named.append(f"incarnation={incarnation[0]}" + " (truncated)" * incarnation[1])
-    return _text_line(stored_ms, place, named, body)
+    return _text_line(record.store_timestamp_ms, place, named, bytes(body))
 
 
 def _text_line(time_ms: int, place: str, named: Sequence[str], body: bytes) -> bytes:

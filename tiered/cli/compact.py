@@ -6,19 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
 from tiered.cli.frame import command
 from tiered.cli.options import flag, option, several
-from tiered.cli.output import picked
 from tiered.cli.planned import (
     Document,
     PlanOptions,
     broker_topics,
-    ending_code,
+    done_now,
     open_workplace,
-    show_result,
+    show_plan,
     typed_plan,
 )
 from tiered.cli.values import counted, format_count, format_size
@@ -38,6 +37,7 @@ _COLUMNS = [
     *("topic", "queue_id", "start", "dirty_from", "end"),
     *("messages", "gone_messages", "keys", "gone_bytes"),
 ]
+_LATEST_COLUMNS = ["topic", "has_work", "files", "rows", "latest_rows"]
 MIB = 1 << 20
 SPARK_BUNDLES = 256
 """So many are made before they are named: tasks of Spark make them side by side."""
@@ -49,50 +49,49 @@ class CompactOptions(PlanOptions, SparkOptions):
 
     topic: tuple[str, ...] = several("topics to compact", kinds.Kind("TOPIC,...", str))
     store: str | None = option(
-        "store directory: also compact its topics whose cleanup.policy is COMPACTION",
+        "also topics of this store whose cleanup.policy is COMPACTION",
         kinds.DIR,
     )
     engine: str = option(
-        "what does the work: this process, or Spark",
+        "this process, or Spark",
         kinds.one_of("ENGINE", "local", "spark"),
         default="local",
     )
     across_queues: bool = flag(
-        "keep only the newest message of a key across queues, by store time, not one in each queue"
+        "keep a key's newest message of all queues, by store time, not of each queue"
     )
     archive: str | None = option(
-        "URL of an archive: update its table of newest rows of each topic, and leave the tier alone",
+        "update this archive's table of newest rows instead of the tier",
         kinds.URL,
     )
     policy: str = option(
-        "careful: messages without a key stay; kafka: they go; rocketmq: they go, and tombstones at once",
+        "messages without a key stay; go; or go, and tombstones at once",
         kinds.one_of("NAME", "careful", "kafka", "rocketmq"),
         default="careful",
     )
     tombstones_ms: int | None = option(
-        "how long a message with an empty body, which deletes its key, stays readable",
+        "how long an empty body, which deletes its key, stays readable",
         kinds.DURATION_MS,
         default_text="24h; with --policy rocketmq 0s",
     )
     dirty_ratio: float = option(
-        "compact a queue when more than this share of it is new; 0: when anything is new",
+        "compact a queue when more than this share is new",
         kinds.SHARE,
         default=0.5,
     )
     min_lag_ms: int = option("leave younger messages alone", kinds.DURATION_MS, default=0)
     max_lag_ms: int | None = option(
-        "compact what has waited this long, whatever the ratio",
+        "compact after this long, whatever the ratio",
         kinds.DURATION_MS,
-        default_text="no limit",
     )
     map_bytes: int = option(
-        "memory for keys, 160 bytes each; the rest is left to further rounds",
+        "memory for keys, 160 bytes each; more keys take further rounds",
         kinds.SIZE,
         name="map-size",
         default=256 * MIB,
     )
     compress: str = option(
-        "compress what is rewritten: zstd, zstd:LEVEL or none",
+        "compression: zstd, zstd:LEVEL or none",
         kinds.Kind("HOW", kinds.compression),
         default="zstd",
     )
@@ -102,8 +101,8 @@ class CompactOptions(PlanOptions, SparkOptions):
 def run(call: Call, options: CompactOptions) -> int:
     """Keeps the newest message of each key: plan, then apply.
 
-    The key is a message's whole KEYS. Only sealed segments are compacted; the newest message of a queue always stays.
-    Order and queue offsets never change; reading a removed offset gives the next message. It can run beside `attach`.
+    Only sealed segments are compacted. Queue offsets never change: reading a removed one gives the next message. It can
+    run beside `attach`.
 
     Examples:
         tiered compact s3://bucket/prefix --topic prices --archive s3://bucket2/parquet --apply -
@@ -134,9 +133,9 @@ def run(call: Call, options: CompactOptions) -> int:
         if options.apply and plan.steps:
             applied = compactor.apply(plan)
     document = {**plan.document(), "applied": applied}
-    show_result(call, document, rows="steps", columns=_COLUMNS, lines=_lines)
+    code = show_plan(call, options, document, (plan.ROWS, _COLUMNS), _lines)
     _require_sound(plan, at.store.url)
-    return ending_code(options, document, has_work=bool(plan.steps))
+    return code
 
 
 def _require_sound(plan: CompactPlan, url: str) -> None:
@@ -163,7 +162,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
         )
     if options.engine != "local":
         raise InvalidError("--archive is of the local engine", do="leave --engine out")
-    rows = []
+    rows, updated = [], 0
     at = open_workplace(call, options.url, give_up_s=options.give_up_s)
     archive = call.objects(url, give_up_s=options.give_up_s)
     for topic in _topics(call, options, at, partial(_archived, archive)):
@@ -173,6 +172,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
             made = update_latest(archive, plan, call.clock, at.new_id())
             files = [key for key, *_ in made.files]
             row |= {"latest_rows": made.rows, "latest_files": files}
+            updated += 1
         rows.append(row)
     document = {
         "format": 1,
@@ -180,17 +180,16 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
         **picked(at.place, "cluster", "broker"),
         "archive": url,
         "topics": rows,
-        "applied": True if options.apply else None,
+        "applied": {"topics": updated, "was_applied": not updated} if options.apply else None,
     }
-    has_work = any(row["has_work"] for row in rows)
-    show_result(
+    return show_plan(
         call,
+        options,
         document,
-        rows="topics",
-        columns=["topic", "has_work", "files", "rows", "latest_rows"],
-        lines=_latest_lines,
+        ("topics", _LATEST_COLUMNS),
+        _latest_lines,
+        has_work=any(row["has_work"] for row in rows),
     )
-    return ending_code(options, document, has_work=has_work)
 
 
 def _latest_lines(document: Document) -> Iterator[str]:
@@ -201,8 +200,6 @@ def _latest_lines(document: Document) -> Iterator[str]:
         yield f"latest    {row['topic']}: {what}; {counted(row['files'], 'file')} of the history looked at"
         for key in row["latest_files"]:
             yield f"file      {key}"
-    if not document["applied"]:
-        yield "nothing is changed; --apply - does it"
 
 
 def _engine(call: Call, options: CompactOptions, at: Workplace) -> Engine | None:
@@ -216,8 +213,7 @@ def _engine(call: Call, options: CompactOptions, at: Workplace) -> Engine | None
 
 def settings_of(options: CompactOptions) -> CompactSettings:
     """What the options come to."""
-    from tiered.compaction.passes import NEVER_MS, PassSettings
-    from tiered.compaction.retention import POLICIES
+    from tiered.compaction.passes import NEVER_MS, POLICIES, PassSettings
     from tiered.upkeep.compact import CompactSettings
 
     retention = POLICIES[options.policy]
@@ -318,14 +314,9 @@ def _lines(document: Document) -> Iterator[str]:
         )
     for row in document["left"]:
         yield f"stays     {row['topic']}/{row['queue_id']}: {row['due']} ({row['dirty_ratio']:.0%} is new)"
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"done      {counted(applied['steps'], 'queue')} (done before: {applied['already_done']}),"
             f" {counted(applied['bundles'], 'object')} written, {format_size(applied['stored_bytes'])};"
             " `tiered gc` deletes the old ones after its grace"
         )
-    elif document["steps"]:
-        yield "nothing is changed; --apply - does it"

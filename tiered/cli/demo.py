@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import is_vacant
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import option
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.values import counted, format_size
 from tiered.errors import InvalidError
 from tiered.model import TimestampMs
@@ -55,13 +55,13 @@ class DemoOptions:
     """What ``tiered demo`` can be told."""
 
     dir: str | None = option(
-        "directory to work in; an unused earlier demo is removed",
+        "working directory; an earlier demo there is replaced",
         kinds.DIR,
         default_text="a new temporary one",
     )
     messages: int = option("messages to store", kinds.COUNT, default=10_000)
     source: str = option(
-        "kind of store: one made here, or a captured log directory of a Kafka node",
+        "a store made here, or a captured Kafka log directory",
         kinds.one_of("NAME", "rocketmq", "kafka"),
         default="rocketmq",
     )
@@ -101,8 +101,13 @@ def run(call: Call, options: DemoOptions) -> int:
         "timers": timers,
         "is_well": is_well(made, tiered, read, verified) and timers["is_well"],
     }
+    return tell(call, folder, document, story(document))
+
+
+def tell(call: Call, folder: Path, document: dict[str, Any], lines: list[str]) -> int:
+    """Tell what was done, and remember what is there."""
     (folder / MARK).write_text(fingerprint(folder))
-    show(call, document, lines=story(document))
+    show(call, document, lines=lines)
     return DONE if document["is_well"] else NEEDS_A_PERSON
 
 
@@ -128,9 +133,7 @@ def run_kafka(call: Call, folder: Path) -> int:
         "is_well": bool(tiered["is_complete"] and verified["is_clean"])
         and read["read_uncommitted"] > read["read_committed"] > 0,
     }
-    (folder / MARK).write_text(fingerprint(folder))
-    show(call, document, lines=kafka_story(document))
-    return DONE if document["is_well"] else NEEDS_A_PERSON
+    return tell(call, folder, document, kafka_story(document))
 
 
 def count_records(call: Call, url: str, isolation: str) -> int:
@@ -220,7 +223,9 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
     size = 0
     with made_store(call, store, clock) as writer:
         for start in range(0, count, _BATCH):
-            clock.stopped_ms = end_ms - round((1 - time_of_day(start / count)) * _DAY_MS)
+            share = start / count  # most come in the middle of the day
+            share += math.sin(2 * math.pi * share) / 10
+            clock.stopped_ms = end_ms - round((1 - share) * _DAY_MS)
             batch = [
                 NewMessage(
                     topic=TOPICS[number % len(TOPICS)],
@@ -234,11 +239,6 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
             ]
             size += sum(stored.size_bytes for stored in writer.append_batch(batch))
     return {"messages": count, "size_bytes": size, "topics": len(TOPICS), "queues": QUEUES}
-
-
-def time_of_day(share: float) -> float:
-    """When in a day, from 0 to 1, that share of its messages has come: most do in its middle."""
-    return share + math.sin(2 * math.pi * share) / 10
 
 
 class _PastClock:

@@ -24,10 +24,8 @@ class DoctorOptions:
     """What ``tiered doctor`` can be told."""
 
     url: str = argument()
-    new: bool = flag(
-        "check a place for a new tier: a folder may be missing (its parent must exist) or hold other things"
-    )
-    store: str | None = option("local store directory to check too", kinds.DIR)
+    new: bool = flag("check a place for a new tier; a folder may be missing, its parent not")
+    store: str | None = option("also check this local store", kinds.DIR)
 
 
 @command("doctor", DoctorOptions)
@@ -81,7 +79,7 @@ class PolicyOptions:
 
     role: str = argument("writer, reader, archiver, reclaimer, eraser, timekeeper or mounter")
     url: str = argument()
-    archive: str | None = option("for an archiver: where it writes", kinds.URL)
+    archive: str | None = option("where an archiver writes", kinds.URL)
 
 
 @command("policy", PolicyOptions)
@@ -93,7 +91,7 @@ def run_policy(call: Call, options: PolicyOptions) -> int:
         tiered policy archiver s3://bucket/prefix --archive s3://other-bucket/parquet
     """
     from tiered.errors import InvalidError
-    from tiered.upkeep.policies import ROLES, Grounds, policy
+    from tiered.upkeep.doctor import ROLES, Grounds, policy
 
     role = options.role
     if role not in ROLES:

@@ -67,41 +67,11 @@ def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[st
     return code
 
 
-REASONS = {
-    "usage": "invalid command, option or value",
-    "invalid": "a URL, store, topic, setting or plan does not exist or is not valid",
-    "filter": "an expression of `--tag` or `--sql` is not valid",
-    "expired": "messages expired while they were read",
-    "not_decommissioned": "the broker of this tier was not decommissioned",
-    "moved_on": "the tier has changed since the plan was made: plan again",
-    "other_version": "written by another version of tiered",
-    "fenced": "another writer has taken over, or holds the lease",
-    "damaged": "the data asked for is damaged",
-    "journal_lost": "the journal, or its end, is lost (`tiered rebuild`)",
-    "not_found": "the bucket or an object does not exist",
-    "unreachable": "no answer from the endpoint, or its name is unknown",
-    "failing": "the object store answers, but requests fail",
-    "permission": "the object store refuses these credentials or this operation",
-    "clock": "the object store refuses this machine's clock",
-    "encryption": "the object store cannot use the bucket's encryption key",
-    "archived": "the object is in an archive storage class: restore it first",
-    "settings": "the bucket's settings do not allow it",
-    "trust": "the server's certificate is not trusted",
-    "full": "no space, or quota exceeded, in the object store or on a local disk",
-    "busy": "too many requests are waiting: try again later",
-    "unavailable": "the object store failed for another reason",
-    "local": "a local file or folder cannot be read or written",
-    "closed": "a program used a closed object",
-    "defect": "a defect of tiered: please report it",
-}
-"""Why a command failed, for programs: none is taken away or changes its meaning, and more may come."""
-
-
 @dataclass(frozen=True, slots=True)
 class Explained:
     """What is said of an error."""
 
-    reason: str  # one of ``REASONS``
+    reason: str  # for programs: one of the list in docs/json.md
     line: str  # for people
     exit_code: int
 

@@ -87,8 +87,7 @@ def over_brokers(run: Callable[[Call, T], int], call: Call, options: T) -> int:
 
 
 def _places(call: Call, options: BrokersOptions) -> list[Place]:
-    from tiered.api.broker_place import SIGNS, find_places, no_tier
-    from tiered.attach.timer_place import TIMER_SIGNS
+    from tiered.api.broker_place import SIGNS, TIMER_SIGNS, find_places, no_tier
 
     store, takes = call.objects(options.url), broker_filter(options.brokers)
     signs = TIMER_SIGNS if getattr(options, "timers", False) else SIGNS

@@ -20,14 +20,15 @@ from tiered.cli.options import (
     BrokersOptions,
     Setting,
     Shape,
+    TopicRules,
     arguments_of,
     build,
     misspelled,
     read_file,
+    read_rules,
     resolve,
     settings_of,
 )
-from tiered.cli.rules import TopicRules, read_rules
 from tiered.errors import nearest
 
 if TYPE_CHECKING:
@@ -135,10 +136,10 @@ class _Sections:
                     formatter.write_dl(rows)
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """When to use it; and examples as they stand, one a line."""
+        """Notes; and examples as they stand, one a line."""
         details = self.details if isinstance(self, CliCommand) else ""
         if details:
-            with formatter.section("When to use it"):
+            with formatter.section("Notes"):
                 formatter.write_text(details)
         examples = cast("click.Command", self).epilog
         if examples:
@@ -151,7 +152,7 @@ class CliCommand(_Sections, click.Command):
     """A command with common options and examples."""
 
     settings: Sequence[Setting] = ()  # its own
-    details = ""  # when to use it; "" where that goes without saying
+    details = ""  # notes below the options; "" where there is nothing to add
     does: Callable[[Call, Any], int]  # what carries it out
 
 
@@ -249,7 +250,7 @@ def command(path: str, options: type[T]) -> Callable[[Callable[[Call, T], int]],
     """Makes a command of the function that does it and gives the exit code; its docstring is the help.
 
     The first paragraph says in one sentence what it does; ``Examples:`` are two lines that run; what stands between them
-    says when to use it, where that does not go without saying.
+    are notes: what must be known before it is used.
 
     Args:
         path: The command's name, for one of a group as ``bench read``; also the section of its settings.

@@ -36,7 +36,7 @@ _CODES = (
 class ManOptions:
     """What ``tiered man`` can be told."""
 
-    dir: str = argument("folder to write the pages into", click.Path())
+    dir: str = argument("folder for the pages", click.Path())
 
 
 @command("man", ManOptions)

@@ -7,13 +7,13 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.addresses import Address, Addresses, addresses
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, several, taken
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.serve import ServingOptions, announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, topic_filter, unmatched
@@ -39,136 +39,127 @@ class MountOptions(ServingOptions):
 
     url: str = argument()
     listen: Address = option(
-        "address for clients; :PORT listens on all interfaces, port 0 picks a free one",
+        "address for clients; :PORT: all interfaces; port 0: any free one",
         kinds.ADDRESS,
         default=Address("127.0.0.1", 10911),
     )
-    no_vip_channel: bool = flag("do not listen on the VIP channel, two ports below --listen")
+    no_vip_channel: bool = flag("no VIP channel (two ports below --listen)")
     advertise: Address | None = option(
-        "address to register with name servers, at which clients reach this mount",
+        "address to register, where clients reach this mount",
         kinds.ADDRESS,
         default_text="that of --listen, or this machine's",
     )
     topics: tuple[str, ...] = several(
-        "topics to announce to name servers, as globs; pulls of others are served too",
+        "topics to announce; others are served when asked for",
         kinds.GLOBS,
         default_text="all",
     )
     share_topics: bool = flag(
-        "also announce topics that a live broker of the cluster has; consumers then read the messages of both"
+        "also announce topics that a live broker has; consumers then read both"
     )
     namesrv: Addresses | None = option(
         "name servers to register with",
         kinds.Kind("HOST:PORT;...", addresses),
-        default_text="none: clients may use the mount as name server",
+        default_text="none: the mount is one",
     )
     name: str | None = option(
-        "broker name to serve the tier under", kinds.NAME, default_text="the old broker's"
+        "broker name to serve under", kinds.NAME, default_text="the old broker's"
     )
     shared: bool = flag(
-        "several mounts serve this tier under this name, each for its own name servers; consumer offsets are kept"
-        " per mount, by --advertise or --listen"
+        "one of several mounts of this tier, each with its own name servers and consumer offsets"
     )
     auto: bool = flag(
-        "mount all decommissioned brokers below URL, shared among all processes that run this; the first broker"
-        " uses the port of --listen, the others the next free ones",
+        "mount all decommissioned brokers, shared among the processes that run this; ports from --listen on",
         excludes="name consumer-offsets no-state shared cluster broker",
     )
     replica_of_live: bool = flag(
-        "serve as a read-only replica of the living broker: it sends lagging consumers here"
-        " (slaveReadEnable=true), and they return when they have caught up; offsets stay with the broker",
+        "be a read-only replica of the living broker, which sends lagging consumers here (slaveReadEnable=true)",
         needs="namesrv",
         excludes="name shared auto share-topics topics",
     )
     broker_id: int = option(
-        "id of the replica, as in the group's whichBrokerWhenConsumeSlowly",
+        "the replica's id, the group's whichBrokerWhenConsumeSlowly",
         kinds.COUNT,
         default=1,
         needs="replica-of-live",
     )
     master_credentials: str | None = option(
-        "file with the accessKey and secretKey with which the replica signs what it asks a master that has access control"
-        " on, in the form of a broker's conf/tools.yml",
+        "file like conf/tools.yml with the replica's accessKey and secretKey, for a master with access control",
         kinds.FILE,
-        default_text="it does not sign",
         needs="replica-of-live",
     )
     take_over: bool = flag(
-        "the broker is gone for good: serve in its place, unless a name server still knows it",
+        "serve in place of a broker that is gone for good, unless a name server knows it",
         needs="replica-of-live",
     )
     store: str | None = option(
-        "the living broker's store directory on this machine, read only",
+        "the living broker's store directory, read only",
         kinds.DIR,
         needs="replica-of-live",
         excludes="take-over",
     )
     read_policy: str = option(
-        "with --store, what to read from the tier: everything it has, what is not in the page cache, or what the"
-        " broker has deleted",
+        "with --store: read from the tier everything, what is not in the page cache, or what the broker has deleted",
         kinds.one_of("POLICY", "FORCE", "NOT_IN_MEM", "NOT_IN_DISK"),
         default="FORCE",
         needs="store",
     )
     consumer_offsets: str | None = option(
-        "a broker's config/consumerOffset.json, for groups whose offsets the mount does not have yet",
+        "a broker's config/consumerOffset.json, for groups unknown to the mount",
         kinds.FILE,
     )
-    no_state: bool = flag("keep consumer offsets in memory only and write nothing to the tier")
+    no_state: bool = flag("write nothing: consumer offsets stay in memory")
     snapshot_s: float = option(
-        "how often to save changed consumer offsets; a crash loses at most this much",
+        "how often to save consumer offsets",
         kinds.DURATION_S,
         name="snapshot-seconds",
         default=5.0,
     )
     ack_s: float = option(
-        "how long to collect acknowledgements of popped messages into one write, before they are answered",
+        "how long to collect acknowledgements of pops into one write",
         kinds.DURATION_S,
         name="ack-seconds",
         default=0.25,
     )
     retry_ttl_ms: int = option(
-        "how long messages that were sent back are kept after they were given out again, and dead letters",
+        "how long to keep dead letters, and retries once delivered",
         kinds.DURATION_MS,
         name="retry-ttl",
         default=7 * 86_400_000,
     )
     refresh_s: float = option(
-        "how often to look for new messages in the tier; one listing each",
+        "how often to look for new messages; a listing each",
         kinds.DURATION_S,
         default=5.0,
     )
     memory_bytes: int = option(
-        "memory for reading the tier: cache and read-ahead", kinds.SIZE, default=256 * _MIB
+        "memory for reading: cache and read-ahead", kinds.SIZE, default=256 * _MIB
     )
     readers: int = option("threads that read the tier", kinds.COUNT, default=16)
     connections: int = option("maximum client connections", kinds.COUNT, default=4096)
     held_requests: int = option(
-        "maximum requests held at the end of queues (long polling)",
+        "maximum requests held by long polling",
         kinds.COUNT,
         default=20_000,
     )
     in_flight_size_bytes: int = option(
-        "maximum bytes of requests and answers in progress",
+        "memory for requests and answers in progress",
         kinds.SIZE,
         default=256 * _MIB,
     )
     acl: str | None = option(
-        "access rules: a broker's plain_acl.yml or conf/acl, users and rules of 5.x, or secrets for the rules"
-        " that the broker left; reloaded when it changes",
+        "access rules (plain_acl.yml, conf/acl, 5.x users and rules), or secrets for those the broker left; reloaded"
+        " on change",
         kinds.FILE,
         default_text="anybody may read",
     )
-    no_acl: bool = flag(
-        "serve anybody although the broker left access rules in the tier", excludes="acl"
-    )
+    no_acl: bool = flag("serve anybody although the tier has access rules", excludes="acl")
     tls_cert: str | None = option(
-        "PEM file with the server certificate; clients must then use TLS",
+        "PEM file with the server certificate; requires TLS",
         kinds.FILE,
-        default_text="no TLS",
     )
     tls_key: str | None = option(
-        "PEM file with its key, without a passphrase",
+        "PEM file with its unencrypted key",
         kinds.FILE,
         default_text="in the file of --tls-cert",
         needs="tls-cert",
@@ -179,8 +170,8 @@ class MountOptions(ServingOptions):
 def run(call: Call, options: MountOptions) -> int:
     """Serves a tier read-only to RocketMQ's clients.
 
-    When a broker is gone, its consumers continue from the mount, with their offsets; producers use other brokers.
-    docs/mount.md says what works, docs/cold-reads.md explains replicas of a living broker.
+    Consumers of a broker that is gone continue here, with their offsets; see docs/mount.md. For replicas of a living
+    broker see docs/cold-reads.md.
 
     Examples:
         tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876

@@ -23,23 +23,28 @@ and know neither common options on both sides of a command's name nor keys that 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast, overload
 
 import click
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
-from tiered.cli.values import format_duration, format_size
+from tiered.cli.values import format_duration, size_text
 from tiered.errors import InvalidError, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from click.shell_completion import CompletionItem
 
+    from backends.base import ObjectStore
     from tiered.cli.values import Moment
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -47,7 +52,7 @@ _USER = re.compile(r"//[^/@]*@")
 """User and password in a URL: never shown, although no URL of ours takes them."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-ISOLATION_HELP = "Kafka transactions: only committed records, or all"
+ISOLATION_HELP = "Kafka transactions: committed only, or all"
 _UNITS = {"SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms", "_s")}
 """What the name of a field ends with, and that of its option does not, by what stands for its value in help."""
 
@@ -146,9 +151,9 @@ class Setting:
         if self.is_required or self.shape is Shape.FLAG:
             return ""
         if default in {None, ()}:
-            return "none"
+            return ""
         if self.kind.metavar == "SIZE":
-            return format_size(cast("int", default))
+            return size_text(cast("int", default))
         if self.kind.metavar == "DURATION":
             in_ms = round(default * 1000) if isinstance(default, float) else cast("int", default)
             return format_duration(in_ms)
@@ -225,14 +230,24 @@ class SpanOptions:
     """From when to when messages are taken of each queue."""
 
     from_: Moment | None = option(
-        "start each queue at the first message stored at or after this time",
+        "start each queue at the first message stored from this time on",
         kinds.TIME,
-        default_text="the first",
     )
     until: Moment | None = option(
-        "end each queue before the first message stored at or after this time",
+        "end each queue before the first one stored from this time on",
         kinds.TIME,
-        default_text="the last",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatienceOptions:
+    """How long a store that refuses is asked again."""
+
+    give_up_s: float = option(
+        "exit with code 3 when the object store has refused for this long",
+        kinds.DURATION_S,
+        name="give-up-seconds",
+        default=60.0,
     )
 
 
@@ -242,12 +257,12 @@ class BrokersOptions:
 
     url: str = argument()
     brokers: tuple[str, ...] = several(
-        "act on these brokers, as globs of BROKER or CLUSTER/BROKER; a row for each",
+        "these brokers: BROKER or CLUSTER/BROKER; a row each",
         kinds.GLOBS,
         default_text="the only one",
         excludes="broker all-brokers",
     )
-    all_brokers: bool = flag("act on every broker; a row for each", excludes="broker")
+    all_brokers: bool = flag("every broker; a row each", excludes="broker")
 
     brokers_at_once: ClassVar[int] = 4  # so many run at the same time
     broker_columns: ClassVar[tuple[str, ...]] = ()
@@ -268,12 +283,12 @@ class StoreFileOptions:
     """How large the files of a store that is made are."""
 
     log_file_size_bytes: int = option(
-        "commit-log file size, as the broker's mappedFileSizeCommitLog",
+        "the broker's mappedFileSizeCommitLog",
         kinds.SIZE,
         default=1 << 30,
     )
     queue_items: int = option(
-        "items in a consume-queue file: the broker's mappedFileSizeConsumeQueue / 20",
+        "the broker's mappedFileSizeConsumeQueue / 20",
         kinds.COUNT,
         default=300_000,
     )
@@ -302,38 +317,28 @@ def _name_of(field: str, metavar: str) -> str:
 def arguments_of(options: type) -> list[click.Argument]:
     """The positional arguments of a dataclass."""
     return [
-        _argument_of(field.name, *field.metadata["argument"])
+        _argument(field.name, *field.metadata["argument"])
         for field in dataclasses.fields(options)
         if "argument" in field.metadata
     ]
 
 
-_TEXTS = {"url": "the tier's URL, or the path of its folder", "topic": "name of the topic"}
+_TEXTS = {"url": "URL or folder of the tier", "topic": "name of the topic"}
 
 
-def _argument_of(
+def _argument(
     name: str, required: bool, text: str, kind: click.ParamType[Any] | None, metavar: str | None
 ) -> click.Argument:
+    """What is neither a URL nor a topic is completed by its kind."""
+    completes = {
+        "url": lambda _context, _parameter, incomplete: _places(incomplete, "dir"),
+        "topic": lambda context, _parameter, incomplete: _named(context, name, incomplete),
+    }.get(name)
     made = click.Argument(
-        [name],
-        required=required,
-        type=kind,
-        metavar=metavar,
-        shell_complete=_completion_of(name),
+        [name], required=required, type=kind, metavar=metavar, shell_complete=completes
     )
     made.help = text or _TEXTS[name]  # of click 8.5; those before show no arguments
     return made
-
-
-def _completion_of(
-    field: str,
-) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
-    """What completes an argument; None: its kind does."""
-    if field == "url":
-        return lambda _context, _parameter, incomplete: _places(incomplete, "dir")
-    if field != "topic":
-        return None
-    return lambda context, _parameter, incomplete: _named(context, field, incomplete)
 
 
 def _places(incomplete: str, kind: str) -> list[CompletionItem]:
@@ -344,8 +349,6 @@ def _places(incomplete: str, kind: str) -> list[CompletionItem]:
 
 def _named(context: click.Context, field: str, incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
-
-    from tiered.cli.completing import names_for
 
     return [CompletionItem(name) for name in names_for(context, field, incomplete)]
 
@@ -358,7 +361,7 @@ else:
 
 _PLACES = frozenset({"DIR", "FILE"})
 _NAMED = frozenset({"topic", "topics", "exclude", "broker", "brokers", "cluster"})
-"""Fields whose values are names of a tier or a store (``tiered.cli.completing``)."""
+"""Fields whose values are names of a tier or a store (``tiered.cli.options``)."""
 
 
 class _Kind(_ParamType):
@@ -476,7 +479,7 @@ def taken(kind: type[T], options: object, **more: object) -> T:
 
 
 def read_file(path: str, settings: Sequence[Setting]) -> tuple[dict[str, object], object]:
-    """The settings of a TOML file by key, not converted yet; and its table of rules for topics (``tiered.cli.rules``)."""
+    """The settings of a TOML file by key, not converted yet; and its table of rules for topics (``tiered.cli.options``)."""
     import tomllib
 
     from backends.local_files import read_regular
@@ -538,3 +541,171 @@ def _items(raw: object) -> list[str]:
     if not isinstance(raw, list) or not all(isinstance(item, str) for item in raw):
         raise ValueError(f"{raw!r} is no list of texts")
     return raw
+
+
+# --------------------------------------------------------------------------------------------------
+# What a shell completes beside options: topics and brokers, of the tier or the store that the command line names so
+# far.
+#
+# A shell waits for it, and shows nothing of what goes wrong: so it asks for a moment only, and what fails completes
+# nothing.
+# --------------------------------------------------------------------------------------------------
+
+
+TOPICS: Final = frozenset({"topic", "topics", "exclude"})
+BROKERS: Final = frozenset({"broker", "brokers", "cluster"})
+GIVE_UP_S: Final = 3.0
+
+
+def names_for(context: click.Context, field: str, incomplete: str) -> list[str]:
+    """What may stand for a value of a field, or of a list of such; nothing when nobody knows."""
+    before, comma, last = incomplete.rpartition(",")
+    found: Iterable[str] = ()
+    with contextlib.suppress(Exception):  # a shell has no use for an error
+        found = _topics(context) if field in TOPICS else _brokers(context, field)
+    return [before + comma + name for name in sorted(found) if name.startswith(last)]
+
+
+def _given(context: click.Context, name: str) -> Any:  # noqa: ANN401 (of any kind)
+    """A parameter of the command, or one that stands further left."""
+    at: click.Context | None = context
+    while at is not None:
+        if at.params.get(name):
+            return at.params[name]
+        at = at.parent
+    return None
+
+
+def _objects(context: click.Context) -> ObjectStore | None:
+    from backends.s3_settings import S3Options
+    from tiered.api.stores import open_for_reading
+    from tiered.clock import SystemClock
+
+    url = _given(context, "url") or _given(context, "to")
+    if not url:
+        return None
+    names = ("endpoint_url", "region", "profile", "path_style", "ca_bundle")
+    options = S3Options(**{name: _given(context, name) for name in names}, timeout_s=GIVE_UP_S)
+    store = open_for_reading(url, options, SystemClock(), give_up_s=GIVE_UP_S).store
+    context.call_on_close(store.close)
+    return store
+
+
+def _topics(context: click.Context) -> set[str]:
+    directory = None if _given(context, "url") else _given(context, "store")
+    if directory:
+        from tiered.local.layout import read_topics
+
+        return set(read_topics(directory).names or ())
+    from tiered.api.broker_place import choose_place
+    from tiered.log.reader import TierReader
+
+    store = _objects(context)
+    if store is None:
+        return set()
+    place = choose_place(store, _given(context, "cluster"), _given(context, "broker"))
+    reader = TierReader(store, place.prefix)
+    reader.refresh()
+    return {queue.topic for queue in reader.state.queues}
+
+
+def _brokers(context: click.Context, field: str) -> set[str]:
+    from tiered.api.broker_place import find_places
+
+    store = _objects(context)
+    places = find_places(store) if store is not None else []
+    return {place.cluster if field == "cluster" else place.broker for place in places}
+
+
+# --------------------------------------------------------------------------------------------------
+# Rules for topics in the configuration file: one table for all commands, of which each uses what concerns it.
+# docs/configuration.md has an example.
+#
+# Of the rules whose glob fits a topic, the first that says something rules. What the command line says of topics
+# (``--topics``, ``--topic-ttl``) comes before.
+# --------------------------------------------------------------------------------------------------
+
+
+TABLE: Final = "topics"
+_FLAG: Final = Shape.FLAG
+RULES: Final[Mapping[str, Setting]] = {
+    "include": Setting(help="`attach`: whether to tier it", shape=_FLAG, default=True),
+    "pause": Setting(
+        help="`attach`: stop tiering it for now, as `tiered pause` does",
+        shape=_FLAG,
+        default=False,
+    ),
+    "rate": Setting(
+        help="`attach`: maximum bytes per second copied of each matching topic; 0: unlimited",
+        kind=kinds.SIZE,
+        default_text="no limit",
+    ),
+    "compress": Setting(
+        help="`attach`: compression when merging",
+        kind=kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
+        default_text="as `--compress` says",
+    ),
+    "compact": Setting(
+        help="`attach --compact`, `compact`: keep only the newest message of each key",
+        shape=_FLAG,
+        default_text="as its cleanup.policy says",
+    ),
+    "ttl": Setting(
+        help="`expire`: time to live", kind=kinds.DURATION_MS, default_text="as `--ttl` says"
+    ),
+    "archive": Setting(help="`archive`: whether to archive it", shape=_FLAG, default=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """What the file says of topics."""
+
+    rows: tuple[
+        tuple[str, Mapping[str, Any]], ...
+    ] = ()  # globs, and what is said of the topics that fit
+    source: str = ""  # the file
+
+    def get(self, topic: str, name: str, default: Any = None) -> Any:  # noqa: ANN401 (of any kind)
+        """What the first rule says that fits, and says something of this name."""
+        fitting = (
+            said[name] for glob, said in self.rows if name in said and fnmatchcase(topic, glob)
+        )
+        return next(fitting, default)
+
+    def shown(self) -> Iterator[tuple[str, object]]:
+        """Key and value of each, as ``config show`` has them."""
+        for glob, said in self.rows:
+            for name, value in said.items():
+                is_duration = RULES[name].kind is kinds.DURATION_MS
+                text = format_duration(value) if is_duration else value
+                yield f'{TABLE}."{glob}".{name}', text
+
+
+def read_rules(table: object, path: str) -> TopicRules:
+    """The rules that a file's table has.
+
+    Raises:
+        InvalidError: It has one that nobody knows, or a value that cannot be.
+    """
+    source, rows = f"file {path}", []
+    if not isinstance(table, Mapping):
+        raise InvalidError(f"{TABLE} is no table", where=source, do=f'write [{TABLE}."orders*"]')
+    for glob, said in table.items():
+        if not isinstance(said, Mapping):
+            do = f'write [{TABLE}."{glob}"] and the rules below it'
+            raise InvalidError(f"{TABLE}.{glob} is no table of rules", where=source, do=do)
+        for name in said.keys() - RULES.keys():
+            near = nearest(name, RULES)
+            do = f"did you mean {near!r}?" if near else f"there are {', '.join(RULES)}"
+            raise InvalidError(f"unknown key '{TABLE}.\"{glob}\".{name}'", where=path, do=do)
+        rows.append(
+            (glob, {name: _converted(glob, name, raw, source) for name, raw in said.items()})
+        )
+    return TopicRules(tuple(rows), source)
+
+
+def _converted(glob: str, name: str, raw: object, source: str) -> object:
+    from dataclasses import replace
+
+    return replace(RULES[name], section=f'{TABLE}."{glob}"', name=name).convert(raw, source)

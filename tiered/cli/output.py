@@ -131,11 +131,6 @@ class Output:
             self._stdout.write(line.encode("utf-8", "backslashreplace"))
 
 
-def picked(source: object, *names: str) -> Row:
-    """What an object has under these names, for a document."""
-    return {name: getattr(source, name) for name in names}
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows among lines for people."""

@@ -32,8 +32,7 @@ class PauseOptions:
 def pause(call: Call, options: PauseOptions) -> int:
     """Makes attach skip a topic until it is resumed.
 
-    A running attach obeys within seconds, a later one too; other topics continue. Resume the topic before the
-    broker's retention (`fileReservedTime`) deletes what is not tiered: that becomes a gap.
+    Resume it before the broker's retention (`fileReservedTime`) deletes what is not tiered: that becomes a gap.
 
     Examples:
         tiered pause s3://bucket/prefix orders
@@ -54,7 +53,7 @@ def resume(call: Call, options: PauseOptions) -> int:
 
 
 def _set(call: Call, options: PauseOptions, *, is_paused: bool) -> int:
-    from tiered.upkeep.pause import set_paused
+    from tiered.upkeep.workplace import set_paused
 
     at = open_workplace(call, options.url, give_up_s=GIVE_UP_S)
     done = set_paused(at, options.topic, is_paused=is_paused)

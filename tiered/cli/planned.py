@@ -10,13 +10,14 @@ import contextlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
-from tiered.cli.options import BrokersOptions, argument, flag, option, several
+from tiered.cli.options import BrokersOptions, PatienceOptions, argument, flag, option, several
 from tiered.cli.output import Table, show
 from tiered.cli.values import (
     counted,
@@ -46,27 +47,20 @@ HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(PatienceOptions):
     """What every command can be told that plans first, and then applies."""
 
     url: str = argument()
     plan: str | None = option(
-        "save the plan in this file and change nothing",
+        "save the plan here",
         kinds.FILE,
         default_text="the plan is only shown",
     )
     apply: str | None = option(
-        "carry out exactly the plan in this file; -: plan and apply in one go",
+        "carry out this plan; -: plan and apply",
         kinds.FILE,
-        default_text="nothing is changed",
     )
-    exit_code: bool = flag("exit with code 1 when the plan has work")
-    give_up_s: float = option(
-        "exit with code 3 when the object store has refused for this long",
-        kinds.DURATION_S,
-        name="give-up-seconds",
-        default=60.0,
-    )
+    exit_code: bool = flag("exit with code 1 if the plan has work")
 
 
 def open_workplace(
@@ -83,8 +77,7 @@ def open_workplace(
         signs: See ``find_places``; None: the usual ones.
         timers: Its timers, which lie apart, are meant.
     """
-    from tiered.api.broker_place import SIGNS, choose_place
-    from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
+    from tiered.api.broker_place import SIGNS, TIMER_ANY_SIGN, choose_place, choose_timers
     from tiered.upkeep.workplace import Workplace
 
     meter, store = call.both(url, give_up_s=give_up_s)
@@ -139,26 +132,49 @@ def require_within(limit: int, count: int) -> None:
         )
 
 
-def show_result(
+def show_plan(
     call: Call,
+    options: PlanOptions,
     document: Document,
-    *,
-    rows: str,
-    columns: Sequence[str],
+    table: tuple[str, Sequence[str]],
     lines: Callable[[Document], Iterable[str]],
-) -> None:
-    """Print plan and outcome in the form that was asked for."""
+    *,
+    has_work: bool | None = None,
+) -> int:
+    """Print a plan and what came of it (``applied``, ``erased``), in the form that was asked for; the exit code.
+
+    Args:
+        table: What the plan's steps are called in the document, and their columns.
+        lines: What else there is to say of it, to people.
+        has_work: Carrying it out changes something; None: when it has steps.
+    """
+    applied, rows = document["applied"], document[table[0]]
+    was_erased = document.get("erased") or document.get("old_versions", {}).get("was_deleted")
+    is_open = applied is None and not was_erased
+    is_due = is_open and bool(rows if has_work is None else has_work)
 
     def for_people() -> Iterator[str | Table]:
         yield f"{document['cluster']}/{document['broker']}"
         yield from (f"  {line}" for line in lines(document))
-        if document["applied"] is None and document.get("erased") is None and document[rows]:
+        if applied and applied.get("was_applied"):
+            yield "  result    this plan was applied before"
+        if is_due:
+            yield "  nothing is changed; --apply - does it"
+        if is_open and rows:
             yield ""
-            yield Table(document[rows], columns)
+            yield Table(rows, table[1])
 
-    show(call, document, rows=document[rows], columns=columns, lines=for_people())
+    show(call, document, rows=rows, columns=table[1], lines=for_people())
     if call.form in {"jsonl", "csv"}:
         _say_what_rows_do_not(call, document)
+    waits = document.get("refusals") or (is_due and options.exit_code)
+    return NEEDS_A_PERSON if waits else DONE
+
+
+def done_now(document: Document) -> Document | None:
+    """What was carried out; None: nothing, now or ever, or all of it before."""
+    applied: Document | None = document["applied"]
+    return None if applied is None or applied.get("was_applied") else applied
 
 
 def _say_what_rows_do_not(call: Call, document: Document) -> None:
@@ -172,15 +188,7 @@ def _say_what_rows_do_not(call: Call, document: Document) -> None:
         call.say(f"tiered: {line}", level="warning")
 
 
-def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> int:
-    """The exit code."""
-    if document.get("refusals"):
-        return NEEDS_A_PERSON
-    planned_only = document["applied"] is None and document.get("erased") is None
-    return NEEDS_A_PERSON if planned_only and has_work and options.exit_code else DONE
-
-
-TIMERS_TEXT = "act on the broker's timers instead of its topics"
+TIMERS_TEXT = "timers instead of topics"
 GC_THREADS = 8
 _LEFT_BY_GC = {
     "present_epoch": "of the present epoch, which only its writer may still name",
@@ -209,15 +217,15 @@ class GcOptions(FleetPlanOptions):
 
     broker_columns: ClassVar = ("deletion_count", "deletion_bytes", "applied")
 
-    max_deletions: int = option("maximum objects deleted in a run", kinds.COUNT, default=10_000)
+    max_deletions: int = option("maximum objects per run", kinds.COUNT, default=10_000)
     grace_ms: int = option(
-        "delete only what has been unreachable this long, as 24h or 7d; longer than the longest read",
+        "delete only what has been unreachable this long; longer than your longest read",
         kinds.DURATION_MS,
         default=24 * HOUR_MS,
     )
     timers: bool = flag(TIMERS_TEXT)
     erase: bool = flag(
-        "also rewrite objects that mix expired and live messages; no writer may be attached"
+        "also rewrite objects with expired and live messages; needs that no writer is attached"
     )
 
 
@@ -229,8 +237,8 @@ def run_gc(call: Call, options: GcOptions) -> int:
         tiered gc s3://bucket/prefix
         tiered gc file:///tmp/tier --erase --apply -
     """
-    from tiered.journal.ahead import JournalBytes
-    from tiered.upkeep.gc import GcPlan, apply_gc, plan_gc
+    from tiered.journal.replay import JournalBytes
+    from tiered.upkeep.gc import GcPlan, apply_erasure, apply_gc, plan_gc
 
     limit = options.max_deletions
     applied = erased = None
@@ -240,11 +248,8 @@ def run_gc(call: Call, options: GcOptions) -> int:
         ThreadPoolExecutor(GC_THREADS, "tiered-gc") as executor,
     ):
 
-        def told(count: int, total: int) -> None:
-            progress.tell(f"{count} of {total} objects deleted", count, total)
-
-        def told_erased(count: int, total: int) -> None:
-            progress.tell(f"{count} of {total} objects rewritten", count, total)
+        def told(what: str, count: int, total: int) -> None:
+            progress.tell(f"{count} of {total} objects {what}", count, total)
 
         journal = JournalBytes(executor)
         what = "gc --timers" if options.timers else "gc"
@@ -268,21 +273,17 @@ def run_gc(call: Call, options: GcOptions) -> int:
         if options.apply:
             require_within(limit, len(plan.steps))
         if options.apply and plan.erasures:
-            from tiered.upkeep.erase import apply_erasure
-
-            erased = apply_erasure(at, plan, told=told_erased)
+            erased = apply_erasure(at, plan, told=partial(told, "rewritten"))
         if options.apply and plan.steps:
-            applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
+            deleted = partial(told, "deleted")
+            applied = apply_gc(at, plan, executor=executor, journal=journal, told=deleted)
         if erases_now:
             old = versions_kept(call, at, options.url, looks=True, deletes=True)
     document = {**plan.document(), "erased": erased, "applied": applied, "old_versions": old}
     has_work = bool(plan.steps or plan.erasures or old["versions"])
-    show_result(
-        call, document, rows="deletions", columns=["kind", "size_bytes", "key"], lines=_gc_lines
-    )
-    if erased is not None and erased["stays"]:
-        return NEEDS_A_PERSON
-    return ending_code(options, document, has_work=has_work)
+    columns = ["kind", "size_bytes", "key"]
+    code = show_plan(call, options, document, (plan.ROWS, columns), _gc_lines, has_work=has_work)
+    return NEEDS_A_PERSON if erased is not None and erased["stays"] else code
 
 
 def versions_kept(
@@ -297,8 +298,8 @@ def versions_kept(
         BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
     """
     from backends.errors import BackendError, ConfigurationError
-    from backends.s3_bucket import open_versions
-    from tiered.upkeep.old_versions import OldVersions, look_for_versions
+    from backends.s3_control import open_versions
+    from tiered.upkeep.gc import OldVersions, look_for_versions
 
     try:
         bucket = open_versions(url, call.s3_options())
@@ -364,10 +365,7 @@ def _gc_lines(document: Document) -> Iterator[str]:
     for refusal in document["refusals"]:
         yield f"refused   {refusal}"
     yield from _erasure_lines(document)
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before: all of its objects are gone"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"deleted   {counted(applied['deleted'], 'object')},"
             f" {format_size(applied['deleted_bytes'])}"
@@ -375,10 +373,6 @@ def _gc_lines(document: Document) -> Iterator[str]:
             f" {applied['left_young']})"
         )
     yield from version_lines(document)
-    old = document["old_versions"]
-    is_done = applied is not None or document["erased"] is not None or old["was_deleted"]
-    if not is_done and (count or document["erasures"] or old["versions"]):
-        yield "nothing is changed; --apply - does it"
 
 
 def _erasure_lines(document: Document) -> Iterator[str]:
@@ -434,7 +428,7 @@ _GIVEN_UP_COLUMNS = [
 class GiveUpOptions(PlanOptions):
     """What both can be told that give up messages."""
 
-    max_deletions: int = option("maximum objects expired in a run", kinds.COUNT, default=10_000)
+    max_deletions: int = option("maximum objects per run", kinds.COUNT, default=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,30 +445,25 @@ class ExpireOptions(GiveUpOptions, FleetPlanOptions):
     broker_columns: ClassVar = ("messages", "segments", "size_bytes", "applied")
 
     topics: tuple[str, ...] = several(
-        "topics whose messages expire, as globs", kinds.GLOBS, default_text="all"
+        "topics whose messages expire", kinds.GLOBS, default_text="all"
     )
     ttl_ms: int | None = option(
-        "a segment expires when its newest message is older than this, as 7d",
+        "expire segments whose newest message is older",
         kinds.DURATION_MS,
-        default_text="none: only topics with one by --topic-ttl or --store expire",
+        default_text="none: only topics of --topic-ttl and --store",
     )
-    archived: bool = flag(
-        "only segments in the archive of --archive, whose files are read and checked"
-    )
-    archive: str | None = option("URL of that archive", kinds.URL)
+    archived: bool = flag("only segments in --archive, whose files are read and checked")
+    archive: str | None = option("the archive", kinds.URL)
     store: str | None = option(
-        "store directory whose topics' reserve.time takes precedence over --ttl", kinds.DIR
+        "store whose topics' reserve.time takes precedence over --ttl", kinds.DIR
     )
-    timers: bool = flag(
-        "expire hourly files of timers instead: fully delivered ones, --ttl (24h) after their hour"
-    )
+    timers: bool = flag("expire delivered hours of timers instead, --ttl (24h) after the hour")
     refused: bool = flag(
-        "with --timers: also files with messages that the target refused (`timer ls --refused`) or that are held "
-        "back as damaged",
+        "with --timers: also hours with refused or damaged messages",
         needs="timers",
     )
     topic_ttl: tuple[kinds.TopicDuration, ...] = several(
-        "time to live of topics, as orders*=30d; the first match wins over --ttl",
+        "as --ttl, by topic; the first match wins",
         kinds.Kind("GLOB=DURATION,...", kinds.topic_duration),
     )
 
@@ -566,7 +555,9 @@ def run_delete(call: Call, options: DeleteTopicOptions) -> int:
 
 def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
     """What the options say of a topic: its time to live in milliseconds, or None."""
-    rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
+    rules, default = options.topic_ttl, options.ttl_ms
+    reserve_hours = broker_topics(options.store).reserve_hours if options.store else {}
+    reserved = {topic: hours * HOUR_MS for topic, hours in reserve_hours.items()}
     in_file = any("ttl" in said for _, said in call.rules.rows)
     if default is None and not (rules or options.store or in_file) and options.apply in {None, "-"}:
         raise InvalidError(
@@ -583,16 +574,6 @@ def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | N
         return next((rule.duration_ms for rule in rules if fnmatchcase(topic, rule.glob)), chosen)
 
     return ttl_ms
-
-
-def _reserved_ms(directory: str | None) -> dict[str, int]:
-    """What the broker's topics say of themselves (``reserve.time``), by topic, milliseconds.
-
-    Raises:
-        InvalidError: The broker's table of topics cannot be read, so nobody knows how long they are to be kept.
-    """
-    hours_of = broker_topics(directory).reserve_hours if directory else {}
-    return {topic: hours * HOUR_MS for topic, hours in hours_of.items()}
 
 
 def broker_topics(directory: str) -> Topics:
@@ -636,8 +617,7 @@ def _give_up(
         applied = apply_steps(at, plan, proof)
     old = versions_kept(call, at, options.url)
     document = {**plan.document(), "applied": applied, "old_versions": old}
-    show_result(call, document, rows="steps", columns=_GIVEN_UP_COLUMNS, lines=_given_up_lines)
-    return ending_code(options, document, has_work=bool(plan.steps))
+    return show_plan(call, options, document, (plan.ROWS, _GIVEN_UP_COLUMNS), _given_up_lines)
 
 
 def _given_up_lines(document: Document) -> Iterator[str]:
@@ -662,18 +642,13 @@ def _given_up_lines(document: Document) -> Iterator[str]:
         )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before: all of its queues have given up what it says"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"done      {applied['steps']} queues (done before: {applied['already_done']});"
             " `tiered gc` deletes the objects after its grace"
         )
         gc = "gc --timers" if document["what"].endswith("--timers") else "gc"
         yield f"bytes     where an object holds other messages as well they stay until `tiered {gc} --erase` rewrites it"
-    elif document["steps"]:
-        yield "nothing is changed; --apply - does it"
     if document["steps"]:
         yield from version_lines(document)
 
@@ -688,7 +663,7 @@ class TruncateOptions(PlanOptions):
     topic: str = argument()
     queue: int | None = option("the queue", kinds.NUMBER, default_text="the plan's in --apply FILE")
     to: int | None = option(
-        "queue offset at which it will end: the first wrong one, or the end of the local queue",
+        "the first wrong queue offset, usually the end of the broker's queue",
         kinds.Kind("OFFSET", kinds.whole(0)),
         default_text="the plan's in --apply FILE",
     )
@@ -698,10 +673,8 @@ class TruncateOptions(PlanOptions):
 def run_truncate(call: Call, options: TruncateOptions) -> int:
     """Ends a queue at an earlier offset: plan, then apply.
 
-    For a tier that has more of a queue than the broker ever had, such as holes up to an offset that a damaged record
-    named: `attach` then takes the store for a lagging replica and waits (`ahead` in `status --store`). Do not use it
-    if the store really is a lagging replica or was restored from a backup: attach handles those. It refuses while a
-    writer is attached.
+    For a tier with messages that never existed (`ahead` in `status --store`); not for a lagging replica or a restored
+    backup, which `attach` handles. Stop `attach` first.
 
     Examples:
         tiered truncate s3://bucket/prefix orders --queue 0 --to 1500
@@ -726,8 +699,7 @@ def run_truncate(call: Call, options: TruncateOptions) -> int:
     if options.apply and plan.steps:
         applied = apply_truncate(at, plan)
     document = {**plan.document(), "applied": applied}
-    show_result(call, document, rows="steps", columns=_TAKEN_COLUMNS, lines=_truncate_lines)
-    return ending_code(options, document, has_work=bool(plan.steps))
+    return show_plan(call, options, document, (plan.ROWS, _TAKEN_COLUMNS), _truncate_lines)
 
 
 def _asked(call: Call, options: TruncateOptions) -> tuple[MessageQueue, int] | None:
@@ -763,10 +735,5 @@ def _truncate_lines(document: Document) -> Iterator[str]:
     )
     if step["messages"]:
         yield "look out  there are real messages among them: attach tiers them again only if the store still has them"
-    applied = document["applied"]
-    if applied is None:
-        yield "nothing is changed; --apply - does it"
-    elif applied["was_applied"]:
-        yield "result    this plan was applied before"
-    else:
+    if done_now(document):
         yield f"done      `tiered attach` goes on at {step['to']}; `cat --incarnation all` still prints what was truncated"

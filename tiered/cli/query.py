@@ -29,23 +29,19 @@ _SHOWN = 64
 class QueryOptions:
     """What ``tiered query`` can be told."""
 
-    url: str = argument("URL of the tier, or of an archive; or the path of its folder")
+    url: str = argument("URL or folder of the tier, or of an archive")
     topic: str = argument()
-    key: str = required("one of the messages' keys, or a unique id", kinds.Kind("KEY", str))
-    from_: Moment | None = option(
-        "only messages stored at or after this time", kinds.TIME, default_text="the first"
-    )
-    until: Moment | None = option(
-        "only messages stored before this time", kinds.TIME, default_text="the last"
-    )
-    count: int = option("maximum messages, the newest", kinds.COUNT, default=64)
+    key: str = required("a key or unique id", kinds.Kind("KEY", str))
+    from_: Moment | None = option("only messages stored from this time on", kinds.TIME)
+    until: Moment | None = option("only messages stored before this time", kinds.TIME)
+    count: int = option("maximum messages", kinds.COUNT, default=64)
     incarnations: bool = flag(
-        "also in ended incarnations and truncated messages; an archive always has the former"
+        "also search ended incarnations (an archive: always) and truncated messages"
     )
     scan_bytes: int | None = option(
-        "maximum to read of what no index covers yet", kinds.SIZE, default_text="256MiB"
+        "maximum to read that no index covers", kinds.SIZE, default_text="256MiB"
     )
-    raw_body: bool = flag("bodies as stored, perhaps compressed")
+    raw_body: bool = flag("do not decompress bodies")
     isolation: str = option(ISOLATION_HELP, kinds.ISOLATION, default="read_committed")
 
 

@@ -6,7 +6,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
@@ -19,7 +19,7 @@ from tiered.cli.options import (
     required,
     several,
 )
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_size, span_text, topic_filter
@@ -52,24 +52,19 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 
     url: str = argument()
     to: str = required(
-        "store directory to make, empty or missing; it is built in DIR.restoring",
+        "store directory to make, empty or missing; built in DIR.restoring",
         kinds.DIR,
     )
-    topics: tuple[str, ...] = several(
-        "topics to restore, as globs", kinds.GLOBS, default_text="all"
-    )
+    topics: tuple[str, ...] = several("topics to restore", kinds.GLOBS, default_text="all")
     offsets_of: str | None = option(
-        "mount whose consumer offsets to use: its --name, with /ADDRESS if it was --shared",
+        "mount whose consumer offsets to use (its --name, with /ADDRESS if --shared)",
         kinds.NAME,
         default_text="the mount of the broker's name",
     )
-    accept_damage: bool = flag(
-        "restore a damaged tier: messages in damaged blocks become offsets without a message, for ever; each is"
-        " named"
-    )
-    dry_run: bool = flag("show what would be done, its cost and duration; reads one sample")
+    accept_damage: bool = flag("make damaged messages offsets without a message, for ever")
+    dry_run: bool = flag("estimate cost and duration from one sample")
     memory_bytes: int = option(
-        "memory for reading, half of it read-ahead; at least 64 KiB per queue",
+        "memory for reading; at least 64 KiB per queue",
         kinds.SIZE,
         default=256 * _MIB,
     )
@@ -79,8 +74,7 @@ class RestoreOptions(SpanOptions, StoreFileOptions):
 def run(call: Call, options: RestoreOptions) -> int:
     """Rebuilds a broker's store directory from a tier.
 
-    It has one commit log in the order of store times, consume queues, key index and tables; queue offsets stay. Repeat
-    the command to continue after an interruption. docs/mount.md says what changes.
+    Queue offsets stay; docs/mount.md says what changes. After an interruption repeat the command.
 
     Examples:
         tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run
@@ -143,9 +137,9 @@ class HandBackOptions:
     """What ``tiered hand-back`` can be told."""
 
     url: str = argument()
-    store: str = required("the broker's store directory; the broker is stopped", kinds.DIR)
+    store: str = required("the stopped broker's store directory", kinds.DIR)
     mount: str | None = option(
-        "mount that served: its --name, with /ADDRESS if it was --shared",
+        "the mount's --name, with /ADDRESS if --shared",
         kinds.NAME,
         default_text="the mount of the broker's name",
     )
@@ -155,8 +149,8 @@ class HandBackOptions:
 def hand_back(call: Call, options: HandBackOptions) -> int:
     """Returns a mount's offsets and retries to its broker.
 
-    Writes consumer offsets into the broker's table (a copy is kept) and messages sent back to the mount into its log.
-    Stop the mount first, then start the broker and attach with --recommission.
+    Adds consumer offsets to the broker's table (a copy is kept) and retries to its log. Stop the mount first; then
+    start the broker and `attach --recommission`.
 
     Examples:
         tiered hand-back s3://bucket/prefix --store /data/rocketmq/store
@@ -224,8 +218,7 @@ def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
 
 def sampled_seconds(call: Call, tier: OpenTier, plan: RestorePlan) -> float:
     """About how long it would take, by reading the beginnings of the largest queues side by side."""
-    from tiered.api.reading import Span
-    from tiered.api.sound import read_sound
+    from tiered.api.reading import Span, read_sound
 
     largest = sorted(plan.spans, key=lambda span: span.start - span.stop)[:SAMPLE_QUEUES]
     each = plan.messages * SAMPLE_BYTES // max(plan.record_bytes, 1) // len(largest) + 1

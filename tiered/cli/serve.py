@@ -6,12 +6,12 @@ Beside that what keeps such a process a good neighbour of the broker: memory giv
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from backends.lazy_dataclass import dataclass
-from tiered.addresses import Address, listening
+from tiered.addresses import Address, Servers
 from tiered.cli import kinds
 from tiered.cli.options import flag, option
 from tiered.errors import TieredStoreError
@@ -35,9 +35,8 @@ class MetricsOptions:
     """What a command can be told that serves metrics."""
 
     metrics_listen: Address | None = option(
-        "serve Prometheus metrics (/metrics) and health (/livez, /readyz, /healthz) at this address",
+        "serve metrics (/metrics) and health (/livez, /readyz, /healthz) here",
         kinds.ADDRESS,
-        default_text="not served",
     )
 
 
@@ -48,9 +47,9 @@ class ServingOptions(MetricsOptions):
     lease_s: float = option(
         "duration of the lease", kinds.DURATION_S, name="lease-seconds", default=10.0
     )
-    no_wait: bool = flag("exit with code 4 if another process holds the lease, instead of waiting")
+    no_wait: bool = flag("exit with code 4 if another process holds the lease")
     drain_s: float = option(
-        "how long to finish pending work after a stop signal",
+        "time to finish work after a stop signal",
         kinds.DURATION_S_FROM_0,
         name="drain-seconds",
         default=10.0,
@@ -127,10 +126,7 @@ class Shown:
         self._opening = Opening(up)
         self._watched: Watched = self._opening
         self._more: Callable[[], Iterable[Sample]] = tuple
-        self.exposition = Exposition(table, self._samples)
-
-    def _samples(self) -> list[Sample]:
-        return [*self._watched.samples(), *self._more()]
+        self.exposition = Exposition(table, lambda: [*self._watched.samples(), *self._more()])
 
     def waits(self, what: str) -> None:
         """Name what opening waits for."""
@@ -199,7 +195,7 @@ def metrics_served(
 _REQUEST_S = 10.0
 
 
-class MetricsServer:
+class MetricsServer(Servers):
     """One address with ``/metrics`` and pages of health."""
 
     def __init__(
@@ -217,32 +213,10 @@ class MetricsServer:
         from http.server import HTTPServer
 
         handler = _handler(metrics, pages)
-        self._servers: list[HTTPServer] = []
-        for listener in listening(address, "--metrics-listen"):
-            server = HTTPServer(listener.getsockname(), handler, bind_and_activate=False)
-            server.socket.close()
-            server.socket = listener
-            self._servers.append(server)
-        self.port = int(self._servers[0].socket.getsockname()[1])  # that is listened at
-        # Daemons: a scraper that hangs must not keep the process from ending.
-        self._threads = [
-            threading.Thread(
-                target=server.serve_forever, args=(0.1,), name="tiered-metrics", daemon=True
-            )
-            for server in self._servers
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        """Stop serving."""
-        # The threads end before the sockets are closed under them.
-        for server in self._servers:
-            server.shutdown()
-        for thread in self._threads:
-            thread.join()
-        for server in self._servers:
-            server.server_close()
+        super().__init__(
+            *(address, "--metrics-listen", "tiered-metrics"),
+            partial(HTTPServer, RequestHandlerClass=handler, bind_and_activate=False),
+        )
 
 
 def _handler(
@@ -321,9 +295,3 @@ def bound_malloc() -> None:
         mallopt(_M_ARENA_MAX, _ARENAS)
         mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _FREE_BYTES_MAX)
-
-
-def step_back(niceness: int) -> None:
-    """Let everybody else on this machine go first."""
-    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE
 from tiered.cli.frame import command
 from tiered.cli.options import BrokersOptions, argument, flag, maybe, option, several
-from tiered.cli.output import Output, Row, Table, picked, show
+from tiered.cli.output import Output, Row, Table, show
 from tiered.cli.values import broker_filter, counted, format_size, format_time, topic_filter
 from tiered.errors import InvalidError, no_topic
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.api.open_tier import OpenTier
     from tiered.cli.call import Call
-    from tiered.cli.rules import TopicRules
+    from tiered.cli.options import TopicRules
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
 
@@ -51,16 +51,16 @@ class StatusOptions:
 
     url: str = argument()
     store: str | None = option(
-        "local store directory to compare with", kinds.DIR, default_text="none: lag unknown"
+        "local store to compare with", kinds.DIR, default_text="none: lag unknown"
     )
     topics: tuple[str, ...] = several(
-        "topics that attach tiers, as globs: others lag only by what is in the tier",
+        "topics that attach tiers; others show no lag beyond the tier",
         kinds.GLOBS,
         default_text="all",
     )
-    exclude: tuple[str, ...] = several("topics that attach does not tier, as globs", kinds.GLOBS)
+    exclude: tuple[str, ...] = several("topics that attach leaves out", kinds.GLOBS)
     brokers: tuple[str, ...] = several(
-        "only these brokers, as globs of BROKER or CLUSTER/BROKER",
+        "only these: BROKER or CLUSTER/BROKER",
         kinds.GLOBS,
         default_text="all",
         excludes="broker",
@@ -72,7 +72,7 @@ class StatusOptions:
 def run(call: Call, options: StatusOptions) -> int:
     """Shows how far each queue is tiered, and what is pending.
 
-    Several brokers have a line each, the worst first; select one with --cluster and --broker.
+    Several brokers have a line each, the worst first.
 
     Examples:
         tiered status file:///tmp/tier
@@ -309,9 +309,9 @@ class LsOptions:
     """What ``tiered ls`` can be told."""
 
     url: str = argument()
-    topic: str | None = maybe("only this topic [default: all]")
-    objects: bool = flag("list objects (bundles) and their sections", excludes="incarnations")
-    incarnations: bool = flag("list every incarnation of each queue: ended, truncated, present")
+    topic: str | None = maybe("only this topic")
+    objects: bool = flag("list bundles and their sections", excludes="incarnations")
+    incarnations: bool = flag("list ended, truncated and present incarnations")
 
 
 @command("ls", LsOptions)
@@ -370,18 +370,17 @@ def queue_listing(tier: OpenTier, queues: list[MessageQueue]) -> list[Row]:
 
 def incarnation_rows(tier: OpenTier, queue: MessageQueue) -> Iterator[Row]:
     """A row for each incarnation of a queue, oldest first."""
-    from tiered.log.truncation import is_tail
+    from tiered.log.state import state_word
 
     incarnations = tier.state.queues[queue]
     for number, incarnation in enumerate(incarnations):
         parts = incarnation.parts()
         times = parts.store_times or (None, None)
-        truncated = is_tail(incarnations, number)
         yield {
             **queue._asdict(),
             "incarnation": incarnation.number,
             **picked(incarnation, "min_offset", "commit_offset"),
-            "state": "truncated" if truncated else "ended" if incarnation.ended else "present",
+            "state": state_word(incarnations, number),
             "reason": incarnation.ended,
             "messages": parts.messages,
             "segments": len(incarnation.segments),
@@ -467,7 +466,7 @@ class LeaseOptions(BrokersOptions):
     brokers_at_once: ClassVar = 8
     broker_columns: ClassVar = ("state", "host", "pid", "epoch", "is_broken")
 
-    break_: bool = flag("release the lease even if another writer holds it")
+    break_: bool = flag("free it even if another writer holds it")
 
 
 @command("lease", LeaseOptions)

@@ -8,12 +8,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group
 from tiered.cli.options import StoreFileOptions, argument, flag, maybe, option, required, several
-from tiered.cli.output import picked, show
+from tiered.cli.output import show
 from tiered.cli.signals import at_end
 from tiered.cli.values import counted
 from tiered.errors import InvalidError
@@ -47,7 +47,7 @@ STORE = group(
 class StoreDirOptions:
     """What every command of ``tiered store`` is told."""
 
-    dir: str = argument("the store's directory")
+    dir: str = argument("store directory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +60,25 @@ class TopicOptions(StoreDirOptions):
     """What ``tiered store topic`` can be told."""
 
     topic: str = argument()
-    queues: int = option("minimum number of queues", kinds.COUNT, default=8)
-    compacted: bool = flag(
-        "keep only the newest message of each key (cleanup.policy=COMPACTION); refuse messages without one"
-    )
+    queues: int = option("queues, at least", kinds.COUNT, default=8)
+    compacted: bool = flag("cleanup.policy=COMPACTION; refuses messages without a key")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PutOptions(StoreDirOptions):
     """What ``tiered store put`` can be told."""
 
-    file: str | None = maybe("messages, one per line as JSON [default: stdin]")
-    sync: bool = flag("sync each batch to disk before reading the next")
-    keep_offsets: bool = flag(
-        "a new queue begins at its first message's queue offset; gaps are refused"
-    )
+    file: str | None = maybe("JSON lines [default: stdin]")
+    sync: bool = flag("sync each batch to disk")
+    keep_offsets: bool = flag("start a new queue at its first message's offset, and refuse gaps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TailOptions(StoreDirOptions):
     """What ``tiered store tail`` can be told."""
 
-    topic: str | None = maybe("only this topic [default: all]")
-    count: int = option("maximum messages of each queue", kinds.NUMBER, default=10)
+    topic: str | None = maybe("only this topic")
+    count: int = option("messages per queue", kinds.NUMBER, default=10)
     follow: bool = flag("continue with new messages")
 
 
@@ -90,7 +86,7 @@ class TailOptions(StoreDirOptions):
 class RecoverOptions(StoreDirOptions):
     """What ``tiered store recover`` can be told."""
 
-    anew: bool = flag("remake consume queues and key index from the whole log")
+    anew: bool = flag("rebuild consume queues and key index from the whole log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,11 +417,11 @@ class RefillOptions(StoreDirOptions):
     """What ``tiered store refill`` can be told."""
 
     from_: str = required(
-        "source: URL of a tier, or another store directory",
+        "URL of a tier, or another store directory",
         kinds.Kind("WHERE", str),
     )
     topic: tuple[str, ...] = several(
-        "compacted topics of the store to refill", kinds.Kind("TOPIC,...", str), default_text="all"
+        "compacted topics to refill", kinds.Kind("TOPIC,...", str), default_text="all"
     )
 
 
@@ -475,8 +471,8 @@ class _LocalSource:
 def refill(call: Call, options: RefillOptions) -> int:
     """Copies earlier messages into a replica's compacted topics.
 
-    For a replica that lost its disk and has only later messages: copies the earlier ones from WHERE and compacts the
-    queue. No broker may run on it. Repeating does no harm.
+    For a replica that lost its disk: copies earlier messages from WHERE and compacts. No broker may run on the store.
+    Repeating it is harmless.
 
     Examples:
         tiered store refill /data/store --from s3://bucket/prefix

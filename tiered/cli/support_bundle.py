@@ -44,10 +44,10 @@ class BundleOptions:
     """What ``tiered support-bundle`` can be told."""
 
     url: str = argument()
-    file: str = argument("the file to write: NAME.tar.gz or NAME.tgz", click.Path())
-    store: str | None = option("local store directory to check too", kinds.DIR)
-    log_file: str | None = option("log file whose last lines to include", kinds.FILE)
-    log_lines: int = option("maximum lines of it", kinds.COUNT, default=5000)
+    file: str = argument("the .tar.gz or .tgz to write", click.Path())
+    store: str | None = option("also check this local store", kinds.DIR)
+    log_file: str | None = option("log file to include the end of", kinds.FILE)
+    log_lines: int = option("lines of it", kinds.COUNT, default=5000)
     metrics: Address | None = option("a running process's --metrics-listen", kinds.ADDRESS)
 
 
@@ -55,8 +55,7 @@ class BundleOptions:
 def run(call: Call, options: BundleOptions) -> int:
     """Collects what support needs in one file, without secrets.
 
-    One .tar.gz with settings in force, versions, output of doctor and status and, if named, log lines and metrics of
-    a running process. What cannot be collected is noted in it.
+    Contains settings, versions, the output of doctor and status, and log lines and metrics if named.
 
     Examples:
         tiered support-bundle s3://bucket/prefix bundle.tar.gz --log-file /var/log/tiered.log

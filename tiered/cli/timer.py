@@ -8,14 +8,14 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import is_vacant
 from tiered.addresses import Address, addresses
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import group
-from tiered.cli.options import argument, flag, option, required
-from tiered.cli.output import Output, Row, Table, picked, show
+from tiered.cli.options import PatienceOptions, argument, flag, option, required
+from tiered.cli.output import Output, Row, Table, show
 from tiered.cli.serve import MetricsOptions, announce_lease, metrics_served
 from tiered.cli.signals import Stopper
 from tiered.cli.values import counted, few, format_duration, format_size, format_time, parse_time
@@ -66,21 +66,18 @@ class TimerImportOptions:
     store: str = argument("the broker's store directory")
     to: str = required("URL of the tier", kinds.URL)
     near_ms: int = option(
-        "leave timers due within this time to the broker; 0s: import everything pending",
+        "leave what is due within this time to the broker",
         kinds.DURATION_MS,
         default=4 * 3_600_000,
     )
-    no_wait: bool = flag(
-        "exit with code 4 if another process writes these timers, instead of waiting"
-    )
+    no_wait: bool = flag("exit with code 4 if another process writes these timers")
 
 
 @TIMER.has("import", TimerImportOptions)
 def run_import(call: Call, options: TimerImportOptions) -> int:
     """Imports a broker's pending timers into the tier, once.
 
-    Messages due in days or months keep a broker's disk from being freed. This imports those due later than --near from
-    a live or dead store; run it again at any time. docs/timers.md says what a living broker does with its copies.
+    Imports messages due later than --near from a live or dead store; may be repeated. See docs/timers.md.
 
     Examples:
         tiered timer import /data/rocketmq/store --to s3://bucket/prefix
@@ -110,7 +107,9 @@ def run_import(call: Call, options: TimerImportOptions) -> int:
             if stopper.received is None:
                 raise
             return stopper.exit_code
-    _tell_import(call, import_document(made, near_ms))
+    document = import_document(made, near_ms)
+    columns = list((document["sources"] or [{}])[0])
+    show(call, document, rows=document["sources"], columns=columns, lines=_import_lines(document))
     return NEEDS_A_PERSON if made.total.odd or made.waiting.is_behind_damage else DONE
 
 
@@ -130,11 +129,6 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
         "waiting_reason": made.waiting.reason,
         "sources": sources,
     }
-
-
-def _tell_import(call: Call, document: dict[str, Any]) -> None:
-    columns = list((document["sources"] or [{}])[0])
-    show(call, document, rows=document["sources"], columns=columns, lines=_import_lines(document))
 
 
 def _import_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -167,9 +161,9 @@ class TimerLsOptions:
     """What ``tiered timer ls`` can be told."""
 
     url: str = argument()
-    messages: bool = flag("list all pending messages by due time")
-    refused: bool = flag("list the messages that the target refused")
-    cost: bool = flag("estimate the cost of delivering and keeping them: requests and dollars")
+    messages: bool = flag("list pending messages by due time")
+    refused: bool = flag("list messages that the target refused")
+    cost: bool = flag("estimate requests and dollars")
 
 
 @TIMER.has("ls", TimerLsOptions)
@@ -208,7 +202,7 @@ class TimerShowOptions:
     """What ``tiered timer show`` can be told."""
 
     url: str = argument()
-    hour: str = argument("a time within the hour, as RFC 3339 or milliseconds")
+    hour: str = argument("a time within the hour")
 
 
 @TIMER.has("show", TimerShowOptions)
@@ -234,7 +228,7 @@ def run_show(call: Call, options: TimerShowOptions) -> int:
 
 def _opened(call: Call, url: str) -> tuple[TimerReader, dict[str, Any]]:
     """What reads a broker's timers, and how a document of them begins."""
-    from tiered.attach.timer_place import choose_timers
+    from tiered.api.broker_place import choose_timers
     from timer.dequeue import TimerReader
 
     store = call.objects(url)
@@ -368,17 +362,11 @@ def _emit_messages(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimerCancelOptions:
+class TimerCancelOptions(PatienceOptions):
     """What ``tiered timer cancel`` can be told."""
 
     url: str = argument()
-    msg_id: str = argument("its unique id, as `tiered timer show` has it")
-    give_up_s: float = option(
-        "exit with code 3 when the object store has refused for this long",
-        kinds.DURATION_S,
-        name="give-up-seconds",
-        default=60.0,
-    )
+    msg_id: str = argument("unique id, as `tiered timer show` prints it")
 
 
 @TIMER.has("cancel", TimerCancelOptions)
@@ -419,26 +407,25 @@ class TimerRunOptions(MetricsOptions):
 
     url: str = argument()
     to: str = required(
-        "target: an embedded store directory, made if needed, or live brokers by their name servers",
+        "an embedded store's directory, or live brokers by their name servers",
         kinds.Kind("DIR|namesrv://HOST:PORT[;HOST:PORT...]", str),
     )
     near_ms: int = option(
-        "hand over an hour's messages this long before it begins",
+        "hand an hour over this long before it begins",
         kinds.DURATION_MS,
         default=3_600_000,
     )
-    once: bool = flag("exit when everything due within --near has been delivered")
-    rate: int = option("maximum messages per second; 0: unlimited", kinds.NUMBER, default=0)
-    no_wait: bool = flag("exit with code 4 if another run is active, instead of waiting")
+    once: bool = flag("exit when what is due within --near is delivered")
+    rate: int = option("messages per second; 0: unlimited", kinds.NUMBER, default=0)
+    no_wait: bool = flag("exit with code 4 if another run is active")
 
 
 @TIMER.has("run", TimerRunOptions)
 def run_run(call: Call, options: TimerRunOptions) -> int:
     """Delivers messages when they are due, each once.
 
-    It hands them over hour by hour, before they are due: to an embedded store, where it delivers each to its topic in
-    time, or to live brokers, whose timer wheel does. After a kill the next run continues. docs/timers.md has the
-    guarantees.
+    Hands messages over hour by hour, before they are due, to an embedded store or to the timer wheel of live brokers.
+    The next run continues after a kill. See docs/timers.md.
 
     Examples:
         tiered timer run s3://bucket/prefix --to /data/timers
@@ -580,8 +567,7 @@ def _open_brokers(
     is_ours: Callable[[], bool],
 ) -> Delivering:
     """Live brokers."""
-    from timer.broker_target import NEAR_MS_MAX, BrokerTarget
-    from timer.producer import Producer
+    from timer.broker_target import NEAR_MS_MAX, BrokerTarget, Producer
 
     if options.near_ms > NEAR_MS_MAX:
         raise InvalidError(

@@ -47,6 +47,15 @@ def format_size(size_bytes: float) -> str:
     return f"{scaled:.{digits}f} {_NAMES[power]}"
 
 
+def size_text(size_bytes: int) -> str:
+    """As an option takes it: ``16MiB``, with the largest unit that divides it."""
+    for power in range(len(_NAMES) - 1, 0, -1):
+        count, rest = divmod(size_bytes, _STEP_BYTES**power)
+        if count and not rest:
+            return f"{count}{_NAMES[power]}"
+    return str(size_bytes)
+
+
 def few(names: Sequence[str], count_max: int) -> str:
     """The first names, and how many more there are."""
     more = len(names) - count_max

@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import BrokersOptions, flag, option
-from tiered.cli.output import Table, picked, show
+from tiered.cli.output import Table, show
 from tiered.cli.planned import (
     TIMERS_TEXT,
     Document,
     PlanOptions,
-    ending_code,
+    done_now,
     open_workplace,
     plan_or_file,
-    show_result,
+    show_plan,
     typed_plan,
 )
 from tiered.cli.values import counted, format_count, format_size
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.cli.call import Call
     from tiered.local.interface import LocalStore
-    from tiered.log.verify_report import VerifyReport
+    from tiered.log.verify_objects import VerifyReport
     from tiered.upkeep.rebuild import RebuildPlan
     from tiered.upkeep.repair import Repairer
     from tiered.upkeep.workplace import Workplace
@@ -55,17 +55,13 @@ class VerifyOptions(BrokersOptions):
 
     broker_columns: ClassVar = ("problem_count", "messages", "named_bytes", "is_deep")
 
-    deep: bool = flag("read and check every byte of every object")
-    store: str | None = option(
-        "local store directory to compare with, message by message", kinds.DIR
-    )
-    repair: bool = flag(
-        "upload damaged data again from the local store or another object, and check again"
-    )
+    deep: bool = flag("read and check every byte")
+    store: str | None = option("local store to compare with, message by message", kinds.DIR)
+    repair: bool = flag("upload damaged data again from the store or another object")
     strict: bool = flag("exit with code 1 also for recorded findings")
-    timers: bool = flag("check the broker's timers instead of its topics")
+    timers: bool = flag("check timers instead of topics")
     retries: str | None = option(
-        "check messages sent back to this mount instead: its --name, with /ADDRESS if --shared",
+        "check instead what was sent back to this mount (its --name, with /ADDRESS if --shared)",
         kinds.NAME,
         excludes="timers store repair",
     )
@@ -84,8 +80,7 @@ def run(call: Call, options: VerifyOptions) -> int:
         tiered verify s3://bucket/prefix --store /data/rocketmq/store --json
     """
     from backends.errors import BackendError
-    from tiered.api.broker_place import choose_place, choose_retries
-    from tiered.attach.timer_place import choose_timers
+    from tiered.api.broker_place import choose_place, choose_retries, choose_timers
     from tiered.log.verify import verify_tier
 
     if options.timers and options.store and not options.repair:
@@ -142,7 +137,8 @@ def run(call: Call, options: VerifyOptions) -> int:
         raise failure
     if report.is_whole:
         return InvalidError.exit_code  # told by its rows, and no damage
-    is_fine = report.is_clean and not (options.strict and has_recorded(document))
+    counted_too = (value for name, value in document["recorded"].items() if name not in _NEUTRAL)
+    is_fine = report.is_clean and not (options.strict and any(counted_too))
     return DONE if is_fine else NEEDS_A_PERSON
 
 
@@ -164,8 +160,7 @@ def _repairer(
     *,
     timers: bool,
 ) -> Repairer:
-    from tiered.upkeep.repair import Repairer
-    from tiered.upkeep.timer_originals import TimerOriginals
+    from tiered.upkeep.repair import Repairer, TimerOriginals
     from tiered.upkeep.workplace import Workplace
 
     originals = None
@@ -217,11 +212,6 @@ def report_document(
     }
 
 
-def has_recorded(document: dict[str, Any]) -> bool:
-    """Whether there is anything that ``--strict`` counts."""
-    return any(value for name, value in document["recorded"].items() if name not in _NEUTRAL)
-
-
 def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
     yield f"{document['cluster']}/{document['broker']}"
     yield (
@@ -261,7 +251,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
 
 def _next_step(document: dict[str, Any]) -> Iterator[str]:
     """How damaged objects are mended, where nobody has tried to."""
-    from tiered.log.verify_report import OBJECT_KINDS
+    from tiered.log.verify_objects import OBJECT_KINDS
 
     if not document["repair"] and any(one["kind"] in OBJECT_KINDS for one in document["problems"]):
         yield (
@@ -296,13 +286,13 @@ LISTED_MAX = 20
 class RebuildOptions(PlanOptions):
     """What ``tiered rebuild`` can be told."""
 
-    accept_gaps: bool = flag("permanently record messages with missing objects as gaps")
+    accept_gaps: bool = flag("record messages of missing objects as gaps, permanently")
     accept_unread: bool = flag(
-        "continue without messages of unreadable bundles, or that only journal entries name"
+        "leave out unreadable bundles, and messages that only journal entries name"
     )
     timers: bool = flag(TIMERS_TEXT)
     index: bool = flag(
-        "rebuild the key index, not the journal: damaged, lost or missing parts; timers have none",
+        "rebuild missing or damaged parts of the key index instead",
         excludes="timers accept-gaps accept-unread",
     )
 
@@ -426,8 +416,14 @@ def run_index(call: Call, options: RebuildOptions) -> int:
         if options.apply and plan.has_work:
             applied = apply_rebuild_index(at, plan, items_max=1 << 20, told=told)
     document = {**plan.document(), "applied": applied}
-    show_result(call, document, rows="drop", columns=["key", "reason"], lines=_index_lines)
-    code = ending_code(options, document, has_work=plan.has_work)
+    code = show_plan(
+        call,
+        options,
+        document,
+        (plan.ROWS, ["key", "reason"]),
+        _index_lines,
+        has_work=plan.has_work,
+    )
     return NEEDS_A_PERSON if applied and applied["damaged"] else code
 
 
@@ -437,17 +433,12 @@ def _index_lines(document: Document) -> Iterator[str]:
         f" {format_size(document['size_bytes'])}"
     )
     yield f"missing   {counted(document['unindexed_messages'], 'message is', 'messages are')} not indexed"
-    applied = document["applied"]
-    if applied is not None and applied["was_applied"]:
-        yield "result    this plan was applied before: nothing was left to do"
-    elif applied is not None:
+    if applied := done_now(document):
         yield (
             f"done      {counted(applied['items'], 'key')} in {counted(applied['objects'], 'new object')};"
             f" {counted(applied['unindexed_messages'], 'message is', 'messages are')} left"
         )
         for one in applied["damaged"]:
             yield f"damaged   {one['queue']}: {one['reason']}"
-    elif document["drop"] or document["unindexed_messages"]:
-        yield "nothing is changed; --apply - does it"
-    else:
+    elif not (document["drop"] or document["unindexed_messages"]):
         yield "result    the index is whole"

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from tiered.api.stores import OpenStore
     from tiered.cli.call import Call
     from tiered.upkeep.doctor import Check
-    from tiered.web.archive_state import ArchiveWatch
     from tiered.web.pages import PageSources
     from tiered.web.server import Admission
+    from tiered.web.watch import ArchiveWatch
 
 GIVE_UP_S = 8.0
 """How long a request to the store is tried: somebody waits for the page."""
@@ -50,29 +50,27 @@ class WebOptions:
 
     url: str = argument()
     listen: Address = option(
-        "address to serve pages at; :PORT: every address of this machine; port 0: any free one",
+        "address of the pages; :PORT: all interfaces; port 0: any free one",
         kinds.ADDRESS,
         default=Address("127.0.0.1", 8321),
     )
     token_file: str | None = option(
-        "file with the token for access",
+        "file with the access token",
         kinds.FILE,
-        default_text="a random one, printed; none needed at a loopback address",
+        default_text="a random one, printed; none at a loopback address",
     )
     allow_host: tuple[str, ...] = several(
-        "further host names that browsers may use, as behind a proxy",
+        "further host names, as of a proxy",
         kinds.Kind("NAME,...", str),
-        default_text="localhost, this machine's name, and addresses",
+        default_text="this machine's",
     )
-    bodies: bool = flag("show message bodies, not only their sizes")
+    bodies: bool = flag("show message bodies")
     store: str | None = option(
-        "the broker's store directory, for its lag", kinds.DIR, default_text="none: lag unknown"
+        "the broker's store directory", kinds.DIR, default_text="none: lag unknown"
     )
-    archive: str | None = option(
-        "archive of the tier, to show its content", kinds.URL, default_text="none"
-    )
+    archive: str | None = option("the tier's archive, shown too", kinds.URL)
     refresh_s: float = option(
-        "how often to look for new data while a page is open; two requests a broker",
+        "how often open pages are updated; two requests a broker",
         kinds.DURATION_S,
         default=5.0,
     )
@@ -220,7 +218,7 @@ def _s3_options(call: Call) -> S3Options:
 def _archive(call: Call, options: WebOptions) -> ArchiveWatch | None:
     if options.archive is None:
         return None
-    from tiered.web.archive_state import ArchiveWatch
+    from tiered.web.watch import ArchiveWatch
 
     return ArchiveWatch(_opened(call, options.archive), call.clock)
 

@@ -1,7 +1,7 @@
 """Continuity: what was taken last is held against the local store, so that nothing the broker truncated is silent.
 
 Overview: a queue is *open* until its last record taken was met again in the local store at its queue offset (queue offset,
-store time, unique key, body CRC: ``tiered.log.fingerprints``). It is looked at: when dispatch starts; when the follower
+store time, unique key, body CRC: ``tiered.log.divergence``). It is looked at: when dispatch starts; when the follower
 says that its offsets fell or that the store was looked at anew; behind each bulk read of compensation; and now and then
 (``patrol``). Such a look costs one local read and no request to the tier, since the journal has the fingerprints. A queue
 that does not fit is *suspect*: nothing of it is taken until a compensate thread has decided (``resolve``):
@@ -34,16 +34,17 @@ from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
 from tiered.dispatch.group_commit import Fact, retry_level
 from tiered.log.divergence import (
+    HOLE,
     Change,
     begin_anew,
     fingerprint_in_tier,
+    fingerprint_of_item,
     fingerprints_to_witness,
     measure,
     plan_beginning,
     plan_change,
     was_taken,
 )
-from tiered.log.fingerprints import HOLE, fingerprint_of_item
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

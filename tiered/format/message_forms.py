@@ -6,16 +6,11 @@ Three steps, each below with what it bounds and what it refuses.
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from binascii import b2a_base64
 from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
-
-import lz4.frame
-import zstandard
-from zlib_ng import zlib_ng
 
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
@@ -65,19 +60,6 @@ def decompress_body(body: bytes, sys_flag: int, *, bytes_max: int = BODY_BYTES_M
         return unpack(codec, body, bytes_max)
     except UnpackError as error:
         raise DataError(f"a compressed body {error}") from error
-
-
-def compress_body(body: bytes, compression: int) -> tuple[bytes, int]:
-    """Compress a body as a producer does; the body to store, and the bits that its ``sysFlag`` gets."""
-    if compression == COMPRESSION_ZLIB:
-        packed = zlib_ng.compress(body, 5)
-    elif compression == COMPRESSION_LZ4:
-        packed = lz4.frame.compress(body)
-    elif compression == COMPRESSION_ZSTD:
-        packed = zstandard.ZstdCompressor(level=3).compress(body)
-    else:
-        raise ValueError(f"no compression has the number {compression:#x}")
-    return packed, COMPRESSED | compression
 
 
 # -- inner batches ---------------------------------------------------------------------------------
@@ -182,54 +164,7 @@ def encode_inner_messages(messages: Iterable[InnerMessage]) -> bytes:
 #
 # A message as JSON: what ``tiered cat`` prints, and what captured stores are compared by.
 #
-# ``message_json`` says what the fields are; ``message_line`` writes the same fields at once as text, in less
-# than half the time of making the object and encoding it. A property test holds the two equal.
-
-
-def message_json(
-    record: Record,
-    *,
-    tag_code: int,
-    log_offset: int | None,
-    raw_body: bool,
-    stored_sys_flag: int | None = None,
-) -> dict[str, Any]:
-    """The fields of one message (inner ones as ``split_batch`` gives them), in the order of the command line's contract.
-
-    ``log_offset``: where its record begins in the tiered commit log; None when it is not from a tier. ``raw_body``: leave
-    the body as stored (and the compressed bit set). ``stored_sys_flag``: of the record that holds an inner message.
-    """
-    plain = record.body if raw_body else decompress_body(record.body, record.sys_flag)
-    properties = record.properties
-    record_id = offset_msg_id(record.store_host, record.physical_offset)
-    return {
-        "topic": record.topic,
-        "queue_id": record.queue_id,
-        "queue_offset": record.queue_offset,
-        "store_timestamp_ms": record.store_timestamp_ms,
-        "born_timestamp_ms": record.born_timestamp_ms,
-        "born_host": record.born_host,
-        "store_host": record.store_host,
-        "tags": properties.get(TAGS),
-        "keys": properties.get(KEYS),
-        "properties": {
-            name: value for name, value in sorted(properties.items()) if name not in CLIENT_ONLY
-        },
-        "msg_id": properties.get(UNIQ_KEY) or record_id,
-        "sys_flag": record.sys_flag if raw_body else record.sys_flag & ~COMPRESSED,
-        "stored_sys_flag": record.sys_flag if stored_sys_flag is None else stored_sys_flag,
-        "flag": record.flag,
-        "body_crc": record.body_crc,
-        "reconsume_times": record.reconsume_times,
-        "prepared_transaction_offset": record.prepared_transaction_offset,
-        "size": record.size,
-        "tag_hash": tag_code,
-        "physical_offset": record.physical_offset,
-        # Java gives the messages of an inner batch no id of their own place: they share one.
-        "offset_msg_id": None if record.sys_flag & INNER_BATCH else record_id,
-        "body_base64": b64encode(plain).decode("ascii"),
-        "log_offset": log_offset,
-    }
+# ``message_line`` writes the fields at once as text, in less than half the time of making an object and encoding it.
 
 
 def message_line(
@@ -240,9 +175,17 @@ def message_line(
     raw_body: bool,
     stored_sys_flag: int | None = None,
 ) -> bytes:
-    """``message_json`` as one line of UTF-8 JSON without its end; arguments and errors are the same.
+    """One message (inner ones as ``split_batch`` gives them) as one line of UTF-8 JSON without its end.
 
-    A message that has text which is not UTF-8 is written in ASCII, with escapes.
+    Its fields come in the order of the command line's contract. Text that is not UTF-8 has the line in ASCII, with escapes.
+
+    Args:
+        log_offset: Where its record begins in the tiered commit log; None when it is not from a tier.
+        raw_body: Leave the body as stored (and the compressed bit set).
+        stored_sys_flag: Of the record that holds an inner message.
+
+    Raises:
+        DataError: The body cannot be unpacked.
     """
     plain = record.body if raw_body else decompress_body(record.body, record.sys_flag)
     body = b2a_base64(plain, newline=False).decode("ascii")
@@ -271,6 +214,7 @@ def message_line(
         f' "prepared_transaction_offset": {record.prepared_transaction_offset},'
         f' "size": {record.size}, "tag_hash": {tag_code},'
         f' "physical_offset": {record.physical_offset},'
+        # Java gives the messages of an inner batch no id of their own place: they share one.
         f' "offset_msg_id": {"null" if record.sys_flag & INNER_BATCH else quoted(record_id)},'
         f' "body_base64": "{body}",'
         f' "log_offset": {"null" if log_offset is None else log_offset}}}'
@@ -281,17 +225,7 @@ def message_line(
         return json.dumps(json.loads(line)).encode()
 
 
-def messages_json(
-    record: Record, *, tag_code: int, log_offset: int | None, raw_body: bool
-) -> list[dict[str, Any]]:
-    """The messages of a record: one, or those of an inner batch in order. See ``message_json``."""
-    return [
-        message_json(
-            message,
-            tag_code=tag_code,
-            log_offset=log_offset,
-            raw_body=raw_body,
-            stored_sys_flag=record.sys_flag,
-        )
-        for message in split_batch(record)
-    ]
+def message_json(record: Record, **how: Any) -> dict[str, Any]:  # noqa: ANN401 (those of message_line)
+    """What ``message_line`` says, as an object."""
+    found: dict[str, Any] = json.loads(message_line(record, **how))
+    return found

@@ -43,9 +43,10 @@ from dataclasses import field, replace
 from enum import IntEnum
 from itertools import count
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.lazy_dataclass import dataclass
+from tiered.model import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -302,7 +303,7 @@ UNDER_WAY_MAX: Final = 128
 UNDER_WAY_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
-class RemotingClient:
+class RemotingClient(Closing):
     """A connection to a server, for requests of one thread; ``close`` it.
 
     After an error it is of no use any more; what had been asked may or may not have been done.
@@ -316,14 +317,6 @@ class RemotingClient:
         self._socket = socket.create_connection((host, port), connect_s or timeout_s)
         self._socket.settimeout(timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
 
     def ask(self, request: Command) -> Command:
         """One question. OSError: no answer came in time, or the connection ended."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
-from tiered.format.index_object import ITEM, ITEM_BYTES, Items
+from tiered.format.object import ITEM, ITEM_BYTES, Items
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import RecordError, decode_record

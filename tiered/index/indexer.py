@@ -29,7 +29,7 @@ from backends.lazy_dataclass import dataclass
 from backends.wrapping import put_own
 from tiered import keys
 from tiered.errors import DataError
-from tiered.format.index_object import (
+from tiered.format.object import (
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,
@@ -37,15 +37,14 @@ from tiered.format.index_object import (
     Ties,
     bucket_bits,
     build_filter,
+    build_object,
     order_keys,
     places_of,
 )
-from tiered.format.object import build_object
 from tiered.index.extract import extract_all, extract_keys, topic_seed
-from tiered.journal.typed import INT_MAX, row_of
-from tiered.log.indexed import last_cut, uncovered
+from tiered.journal.entry import INT_MAX, row_of
 from tiered.log.parts import NO_PARTS, Cover, IndexObject, ObjectRange
-from tiered.log.state import Gap
+from tiered.log.state import Gap, last_cut, uncovered
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

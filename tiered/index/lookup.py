@@ -35,28 +35,28 @@ from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError, OtherVersionError
-from tiered.format.index_object import (
+from tiered.format.message_forms import message_line, split_batch
+from tiered.format.object import (
     BUCKET_BITS_MAX,
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,
     Items,
     KeyFilter,
+    Trailer,
     bucket_bits,
     filter_bytes,
+    parse_trailer,
 )
-from tiered.format.message_forms import message_line, split_batch
-from tiered.format.object import Trailer, parse_trailer
 from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
 from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
 from tiered.format.record_kind import RecordKind
 from tiered.index.extract import extract_keys, key_hash, topic_seed
 from tiered.log.decode import TierBatch
-from tiered.log.indexed import uncovered
 from tiered.log.messages import foreign_messages, messages_lines
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.sections import read_range
-from tiered.log.state import Gap, TierState
+from tiered.log.state import Gap, TierState, uncovered
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class ForeignHit(AnyHit):
 
 
 def hit_line(hit: AnyHit, *, raw_body: bool) -> bytes:
-    """As a line of JSON without its end; see ``tiered.log.messages``."""
+    """As a line of JSON without its end; see ``tiered.log.decode``."""
     if isinstance(hit, ForeignHit):
         return messages_lines(hit.batch.records, None, raw_body=raw_body)[0]
     assert isinstance(hit, Hit)

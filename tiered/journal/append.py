@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
@@ -40,7 +41,7 @@ from backends.wrapping import RetryingStore, RetryPolicy
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import EPOCH, Action, Entry, checksum, encode_entry
-from tiered.journal.lease import NOTHING_KNOWN, JournalEnd
+from tiered.journal.lease import NOTHING_KNOWN, Holder, JournalEnd, Lease
 from tiered.journal.replay import Guarded, JournalReader, Machine
 from tiered.keys import MIRROR, checkpoint_key, entry_key
 
@@ -78,7 +79,7 @@ class JournalWriter(Generic[S]):
         prefix: str,
         machine: Machine[S],
         *,
-        writer: str,
+        writer: str | None = None,
         clock: Clock,
         rng: random.Random,
         stop: threading.Event,
@@ -91,6 +92,7 @@ class JournalWriter(Generic[S]):
         Args:
             store: Where the journal lies. Must be able to put if absent, and must not retry by itself: an answer that
                 was lost is our business here.
+            writer: Our id, 8 hex digits; None: one at random.
             stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
             give_up_s: They end so, too, when the store has not taken an entry for so long.
             on_failure: Told of each try that failed. Somebody hears of it, so what only a person can mend (credentials,
@@ -110,7 +112,7 @@ class JournalWriter(Generic[S]):
         self._stop = stop
         self._lock = threading.RLock()
         self._in_flight = 0
-        self.writer = writer  # our 8-hex-digit id
+        self.writer = writer or f"{rng.getrandbits(32):08x}"
         self.epoch = 0  # our epoch; 0 before ``take_epoch`` and for writers without one
         self.unmirrored = 0  # checkpoints of which there is no second copy
         self._checkpoint_not_before_s = 0.0
@@ -153,12 +155,25 @@ class JournalWriter(Generic[S]):
                 self._refuse(found[0])
                 self._apply(*found)
 
+    def lease(self, store: ObjectStore, seconds: float, *, below: str = "") -> Lease:
+        """A lease beside the journal, or ``below`` its prefix, that tells how far we know the journal to reach."""
+        return Lease(
+            store,
+            self._prefix + below,
+            writer=self.writer,
+            holder=Holder.present(),
+            seconds=seconds,
+            clock=self._clock,
+            known=lambda: self.end,
+        )
+
     def take_epoch(
-        self, holder: Mapping[str, Any], *, remembered: JournalEnd = NOTHING_KNOWN
+        self, holder: Mapping[str, Any] | None = None, *, remembered: JournalEnd = NOTHING_KNOWN
     ) -> None:
         """Begin an epoch: whatever an earlier writer has in flight will be named by no entry.
 
         Args:
+            holder: What its entry says of who has it; None: of this process.
             remembered: What the lease told of the journal when we took it.
 
         Raises:
@@ -170,7 +185,8 @@ class JournalWriter(Generic[S]):
             self._reader.require_reached(remembered)
             epoch = self._machine.epoch(self.state) + 1
             self.epoch = epoch
-            self.append([{"do": EPOCH, "epoch": epoch, "holder": dict(holder)}])
+            said = asdict(Holder.present()) if holder is None else dict(holder)
+            self.append([{"do": EPOCH, "epoch": epoch, "holder": said}])
             reached("epoch-taken")
 
     def take_epoch_anew(self, number: int, state: S, holder: Mapping[str, Any]) -> None:

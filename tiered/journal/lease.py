@@ -40,8 +40,7 @@ from backends.lazy_dataclass import dataclass
 from backends.wrapping import set_own
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, OtherVersionError
-from tiered.journal.entry import open_text, seal_text
-from tiered.journal.typed import AnyInt, as_document, document_of
+from tiered.journal.entry import AnyInt, as_document, document_of, open_text, seal_text
 from tiered.keys import LEASE, NUMBER_DIGITS, OFFSET_DIGITS
 
 if TYPE_CHECKING:

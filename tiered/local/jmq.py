@@ -40,6 +40,7 @@ from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError, InvalidError
 from tiered.local.classification import AnomalyCounters, hole_counter
 from tiered.local.interface import (
+    BaseFollower,
     HoleReason,
     LeftOut,
     Lineage,
@@ -69,7 +70,7 @@ from tiered.local.mapped_file_queue import FileCache
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 __all__ = ["JmqFollower", "JmqStore", "is_jmq"]
@@ -314,7 +315,7 @@ class JmqStore:
 # -- follower ----------------------------------------------------------------------------------------
 
 
-class JmqFollower:
+class JmqFollower(BaseFollower):
     """Gives what a store gets, group by group in the order of their journals, from where each queue's caller stands."""
 
     def __init__(
@@ -323,28 +324,16 @@ class JmqFollower:
         starts: Mapping[MessageQueue, QueueOffset],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(starts, stop)
         self._store = store
-        self._stop = stop
-        self._next = {queue: int(start) for queue, start in starts.items()}
         self._walks: dict[str, JmqWalk] = {}
-        self._fallen: set[MessageQueue] = set()
         self._turn = 0
-        self._is_idle = self._is_at_end = self._is_closed = False
         self._keep_up(store.groups())
         self._fallen.clear()  # the caller has just said where to go on
 
-    @property
-    def is_idle(self) -> bool:
-        return self._is_idle
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._is_at_end
-
     def poll(self, window_bytes: int) -> list[RecordBatch]:
         """See ``Follower``. The groups have their turns; each gives what lies in one file at most."""
-        if self._is_closed:
-            raise ClosedError("the follower has been closed")
+        self._require_open()
         groups = self._store.groups()
         self._keep_up(groups)
         self._turn += 1
@@ -365,19 +354,11 @@ class JmqFollower:
         self._is_idle = self._is_at_end and not batches
         return batches
 
-    def take_fallen(self) -> Collection[MessageQueue]:
-        fallen, self._fallen = self._fallen, set()
-        return fallen
-
     def seek(self, queue: MessageQueue, start: QueueOffset) -> None:
         self._next[queue] = int(start)
         for group in self._store.groups():
             if group.folder.topic == queue.topic and queue.queue_id in group.bounds:
                 self._walks[group.folder.path] = self._begin(group)
-
-    def close(self) -> None:
-        """See ``Follower``. The store's files stay open."""
-        self._is_closed = True
 
     def _is_level(self, group: JmqGroup) -> bool:
         walk = self._walks.get(group.folder.path)

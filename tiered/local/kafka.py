@@ -51,8 +51,7 @@ from tiered.format.kafka_batch import (
     times_ms,
     walk_batches,
 )
-from tiered.format.kafka_log import INDEX_ENTRY, TIME_ENTRY, LeaderEpochs
-from tiered.format.kafka_transactions import follow_transactions
+from tiered.format.kafka_log import INDEX_ENTRY, TIME_ENTRY, LeaderEpochs, follow_transactions
 from tiered.format.record_kind import Mark, RecordKind, tag_codes
 from tiered.local.classification import AnomalyCounters, hole_counter
 from tiered.local.interface import (
@@ -60,6 +59,7 @@ from tiered.local.interface import (
     LeaderEpoch,
     Lineage,
     OpenTransaction,
+    PartitionFollower,
     Quarantined,
     RecordBatch,
     StoreIdentity,
@@ -81,7 +81,6 @@ from tiered.local.kafka_files import (
 )
 from tiered.local.layout import is_locked
 from tiered.local.mapped_file_queue import FileCache, directory_stamp, stat_if_there
-from tiered.local.partitions import PartitionFollower
 from tiered.local.queue_reader import fill_times
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 

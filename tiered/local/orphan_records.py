@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.local.catalog import Catalog, QueueState
+    from tiered.local.chunks import LogIndex
     from tiered.local.classification import AnomalyCounters, Cases
     from tiered.local.consumequeues import Entries, Flags, Longs
-    from tiered.local.log_index import LogIndex
     from tiered.local.mapped_file_queue import MappedFileQueue
     from tiered.local.queue_reader import Fetched
     from tiered.model import MessageQueue

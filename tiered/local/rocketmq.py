@@ -34,9 +34,10 @@ from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.property_columns import tag_hashes
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.local.catalog import Catalog, QueueState
-from tiered.local.chunks import FAR, Chunk, LogChunks, Next
+from tiered.local.chunks import FAR, Chunk, LogChunks, LogIndex, Next
 from tiered.local.classification import WRONG_TAG_CODES, AnomalyCounters, hole_counter
 from tiered.local.interface import (
+    BaseFollower,
     HoleReason,
     RecordBatch,
     StoreIdentity,
@@ -54,7 +55,6 @@ from tiered.local.layout import (
     read_text,
     read_topics,
 )
-from tiered.local.log_index import LogIndex
 from tiered.local.mapped_file_queue import FileCache, LostPages, MappedFileQueue, list_bases
 from tiered.local.matching import Match, match, match_groups
 from tiered.local.queue_reader import (
@@ -68,7 +68,7 @@ from tiered.local.views import Advance, DeadView, LiveView, View
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import CompactionLogs
@@ -549,7 +549,7 @@ _ITEM_BYTES: Final = 32
 """What an item costs without its record: holes are not for nothing."""
 
 
-class RocketMQFollower:
+class RocketMQFollower(BaseFollower):
     """Gives what a store gets, in the order of its log, from where each queue's caller stands."""
 
     def __init__(
@@ -558,39 +558,21 @@ class RocketMQFollower:
         starts: Mapping[MessageQueue, QueueOffset],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(starts, stop)
         self._store = store
-        self._stop = stop
-        self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
         self._last: dict[MessageQueue, int] = {}  # local physical offset of the record before it
-        self._fallen: set[MessageQueue] = set()
-        self._is_idle = False
-        self._is_at_end = False
-        self._is_closed = False
         self._must_sweep = True
         self._position: int = FAR
         self._go_on_in(store.current_view())
         self._fallen.clear()  # the caller has just said where to go on
 
     @property
-    def is_idle(self) -> bool:
-        return self._is_idle
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._is_at_end
-
-    @property
     def position(self) -> int:
         """Local physical offset up to which the log has been followed."""
         return self._position
 
-    def close(self) -> None:
-        """See ``Follower``. The store's files stay open."""
-        self._is_closed = True
-
     def poll(self, window_bytes: int) -> list[RecordBatch]:
-        if self._is_closed:
-            raise ClosedError("the follower has been closed")
+        self._require_open()
         view = self._store.current_view()
         if view is not self._view:
             self._go_on_in(view)
@@ -608,10 +590,6 @@ class RocketMQFollower:
             if self._position < view.log_end:
                 return []  # somebody else has moved the frontier
         return self._sweep(view, window_bytes)
-
-    def take_fallen(self) -> Collection[MessageQueue]:
-        fallen, self._fallen = self._fallen, set()
-        return fallen
 
     def seek(self, queue: MessageQueue, start: QueueOffset) -> None:
         """See ``Follower``. What lies before the place in the log is taken through the consume queue."""

@@ -62,6 +62,7 @@ from tiered.local.chunks import (
     Chunk,
     Growth,
     LogChunks,
+    LogIndex,
     Next,
     count_sound,
     find_log_end,
@@ -75,7 +76,6 @@ from tiered.local.chunks import (
 from tiered.local.classification import Case
 from tiered.local.consumequeues import QueueTail, Rebuilt
 from tiered.local.interface import HoleReason, Waiting
-from tiered.local.log_index import LogIndex
 from tiered.local.matching import Match, SmallQueues, match, match_states, orphan_indices
 from tiered.local.orphan_records import OrphanRecords
 from tiered.local.queue_reader import HeldQueue

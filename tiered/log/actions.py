@@ -1,4 +1,4 @@
-# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.typed)
+# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.entry)
 """What the journal of a tier says, as typed records: an action each. What they mean is ``tiered.log.state``'s business.
 
 An action stands in an entry as an object of its fields, with its name as ``do``; its queue is ``topic`` and ``queue_id``.
@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from backends.lazy_dataclass import dataclass
-from tiered.journal.entry import EPOCH, Action
+from tiered.journal.entry import EPOCH, Action, as_object
 from tiered.journal.replay import UnknownActionError
-from tiered.journal.typed import as_object
 from tiered.local.interface import LeaderEpoch, OpenTransaction
 from tiered.log.parts import AbortedRange, IndexObject, Passes
 from tiered.log.timers import TimerCancel, TimerHanded, TimerRunBegins, TimerTake
@@ -120,7 +119,7 @@ class Head:
     log_offset: int  # of the part, likewise
     log_bytes: int  # bytes of records that stay
     holes: int  # items without a message that stay
-    last: int  # mark of the last item that stays (``tiered.log.fingerprints``), or 0
+    last: int  # mark of the last item that stays (``tiered.log.divergence``), or 0
     of_holes: int
     """Of the whole part: of one that was compacted since, other bytes are its beginning."""
 
@@ -139,7 +138,7 @@ class LineageGrown:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The queue ends earlier (``tiered.log.truncation``)."""
+    """The queue ends earlier (``tiered.log.state``)."""
 
     queue: MessageQueue
     incarnation: int
@@ -162,7 +161,7 @@ class BeginAnew:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """Index objects are new, and others given up first (``tiered.log.indexed``). From anybody."""
+    """Index objects are new, and others given up first (``tiered.log.state``). From anybody."""
 
     objects: tuple[IndexObject, ...]  # in the order in which they cover
     drop: tuple[str, ...]  # keys

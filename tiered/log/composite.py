@@ -32,7 +32,7 @@ import numpy as np
 
 from backends.lazy_dataclass import dataclass
 from tiered.local.interface import MISSING_REASONS, RecordBatch
-from tiered.log.fingerprints import fingerprint_of_item
+from tiered.log.divergence import fingerprint_of_item
 from tiered.log.flat_file import encode_items
 from tiered.log.parts import Incarnation
 from tiered.model import LogOffset, MessageQueue, QueueBounds, QueueOffset
@@ -122,7 +122,7 @@ class GroupCommit:
     batches: Sequence[RecordBatch]  # its records; let go when it is handed on to be named
     data_bytes: int  # bytes of its records
     count: int  # its items
-    last: int = 0  # fingerprint of its last record (``tiered.log.fingerprints``); 0 when the last item is a hole
+    last: int = 0  # fingerprint of its last record (``tiered.log.divergence``); 0 when the last item is a hole
     stored: StoredBundle | None = None
     """The bundle that its section lies in, as soon as that is durable."""
     oldest_s: float = 0.0  # monotonic time at which the first of its batches came

@@ -136,7 +136,7 @@ def _follow(batch: RecordBatch, opened: dict[int, int]) -> list[AbortedRange]:
     if batch.kind is not RecordKind.KAFKA or not marked.any():
         return []
     from tiered.format.kafka_batch import block_at  # noqa: PLC0415 (few topics have transactions)
-    from tiered.format.kafka_transactions import follow_transactions  # noqa: PLC0415
+    from tiered.format.kafka_log import follow_transactions  # noqa: PLC0415
 
     where = np.flatnonzero(marked)
     positions = batch.positions[where]

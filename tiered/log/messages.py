@@ -8,7 +8,7 @@ Every function gives a whole batch or raises: nothing of a damaged batch gets ou
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError
 from tiered.format.block import parse_records
-from tiered.format.message_forms import decompress_body, message_json, message_line, split_batch
+from tiered.format.message_forms import decompress_body, message_line, split_batch
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.record_kind import RecordKind
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
@@ -24,14 +24,11 @@ from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.format.kafka_message import KafkaRecords
+    from tiered.format.kafka_batch import KafkaRecords
     from tiered.local.interface import RecordBatch
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 """Of items of a batch, ascending."""
-
-_T = TypeVar("_T")
-_T_co = TypeVar("_T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def messages_json(
     """
     if records.kind is not RecordKind.ROCKETMQ:
         return [one.json for one in foreign_messages(records, wanted)]
-    return _formed(message_json, records, log_offset, raw_body, wanted)
+    return [json.loads(line) for line in _lines(records, log_offset, raw_body, wanted)]
 
 
 def messages_lines(
@@ -91,7 +88,7 @@ def messages_lines(
     """``messages_json`` as lines of JSON without their ends: the fast way to print them."""
     if records.kind is not RecordKind.ROCKETMQ:
         return [json.dumps(one.json).encode() for one in foreign_messages(records, wanted)]
-    return _formed(message_line, records, log_offset, raw_body, wanted)
+    return _lines(records, log_offset, raw_body, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ def foreign_messages(records: RecordBatch, wanted: Numbers | None = None) -> lis
 
 def kafka_records(records: RecordBatch, wanted: Numbers | None = None) -> KafkaRecords:
     """The records of Kafka's batches; ``wanted`` as of ``items``."""
-    from tiered.format.kafka_message import records_of  # noqa: PLC0415 (most tiers have none of them)
+    from tiered.format.kafka_batch import records_of  # noqa: PLC0415 (most tiers have none of them)
 
     numbers, firsts = _distinct(records, wanted)
     sizes = records.sizes[firsts].astype(np.int64)
@@ -172,31 +169,13 @@ def _jmq_messages(records: RecordBatch, wanted: Numbers | None) -> list[ForeignM
     return found
 
 
-class _Form(Protocol[_T_co]):
-    """``message_json`` or ``message_line``."""
-
-    def __call__(
-        self,
-        record: Record,
-        *,
-        tag_code: int,
-        log_offset: int | None,
-        raw_body: bool,
-        stored_sys_flag: int | None,
-    ) -> _T_co: ...
-
-
-def _formed(
-    form: _Form[_T],
-    records: RecordBatch,
-    log_offset: int | None,
-    raw_body: bool,
-    wanted: Numbers | None,
-) -> list[_T]:
+def _lines(
+    records: RecordBatch, log_offset: int | None, raw_body: bool, wanted: Numbers | None
+) -> list[bytes]:
     codes = records.tag_codes.tolist()
     positions = records.positions.tolist()
     return [
-        form(
+        message_line(
             item.record,
             tag_code=codes[item.number],
             log_offset=None if log_offset is None else log_offset + positions[item.number],

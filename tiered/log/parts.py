@@ -22,12 +22,12 @@ import zstandard
 from backends.lazy_dataclass import dataclass
 from tiered.format.bundle import SectionPlace
 from tiered.format.items import ITEM_BYTES
-from tiered.journal.typed import INT_MAX, JsonForm, Key, as_object, as_row
-from tiered.local.interface import (  # noqa: TC001 (read at run time: tiered.journal.typed)
+from tiered.journal.entry import INT_MAX, JsonForm, Key, as_object, as_row
+from tiered.local.interface import (  # noqa: TC001 (read at run time: tiered.journal.entry)
     LeaderEpoch,
     OpenTransaction,
 )
-from tiered.log.ranges import Ranges  # noqa: TC001 (read at run time: tiered.journal.typed)
+from tiered.log.ranges import Ranges  # noqa: TC001 (read at run time: tiered.journal.entry)
 from tiered.log.timers import TimerFacts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tiered.journal.entry import Action
-
 
 PARTS_MAX: Final = 16_000_000
 """That a checkpoint may name; bounds what reading a hostile one allocates."""
@@ -108,7 +107,7 @@ class Part:
     holes: int  # items without a message
     store_min_ms: int  # smallest store time; -1 when all items are holes
     store_max_ms: int  # greatest store time; -1 likewise
-    last: int = 0  # fingerprint of the last item's record (``tiered.log.fingerprints``); 0: not known, or a hole
+    last: int = 0  # fingerprint of the last item's record (``tiered.log.divergence``); 0: not known, or a hole
     records_at: int = 0
     """Position of its first byte in the section's records: above 0 for what lies behind a cut."""
     items_at: int = 0  # number of its first item in the section
@@ -559,7 +558,7 @@ class Incarnation:
     gaps: tuple[Gap, ...] = ()  # recorded gaps, in order
     quarantined: int = 0  # records put into quarantine
     ended: str = ""  # why this incarnation is over; empty while it lasts
-    indexed: Ranges = ()  # queue offsets whose keys are in index objects (``tiered.log.indexed``)
+    indexed: Ranges = ()  # queue offsets whose keys are in index objects (``tiered.log.state``)
     cut_at: int = -1
     """Of what the broker truncated: where it was cut off, whatever of it has expired since; else -1."""
     cut_by: int = 0

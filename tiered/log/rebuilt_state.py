@@ -56,18 +56,18 @@ from tiered.log.actions import (
     read_action,
 )
 from tiered.log.bundles import named_sections
-from tiered.log.fingerprints import fingerprint_of
+from tiered.log.divergence import fingerprint_of
 from tiered.log.flat_file import ITEM
 from tiered.log.history import named_bundles
 from tiered.log.parts import Gap, Incarnation, Part, Parts, SectionRange, Segment, TierState
-from tiered.log.truncation import head_of, is_tail
+from tiered.log.state import head_of, is_tail
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tiered.journal.entry import Entry
-    from tiered.log.bundle_tables import Tabled
+    from tiered.log.bundles import Tabled
 
 REBUILT_STRIDE = 10**12
 """A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.lazy_dataclass import dataclass
 from tiered.errors import OtherVersionError
-from tiered.journal.entry import Entry, json_members, json_text
+from tiered.journal.entry import Entry, JsonForm, as_object, json_members, json_text
 from tiered.journal.replay import UnknownActionError
-from tiered.journal.typed import JsonForm, as_object
 from tiered.keys import DATA_ROOTS, maker_of
 from tiered.log.actions import (
     BeginAnew,
@@ -38,11 +37,11 @@ from tiered.log.actions import (
     Seal,
     SectionsMerged,
     Truncate,
+    action_of,
     read_action,
 )
 from tiered.log.bundles import decode_numbers, named_sections
 from tiered.log.expiry import expired
-from tiered.log.indexed import after_index, is_of_use
 from tiered.log.lineage import after_grown, moved
 from tiered.log.merge import replace_run
 from tiered.log.parts import (
@@ -59,6 +58,7 @@ from tiered.log.parts import (
     incarnation_form,
     queue_action,
 )
+from tiered.log.ranges import clipped, joined, without
 from tiered.log.timers import (
     TimerCancel,
     TimerFacts,
@@ -71,14 +71,273 @@ from tiered.log.timers import (
     after_take,
     hour_queue,
 )
-from tiered.log.truncation import cut, is_tail
-from tiered.model import MessageQueue, QueueOffset
+from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from tiered.journal.entry import Action
+    from tiered.log.actions import Head
     from tiered.log.bundles import NamedSections, SectionSpan
+    from tiered.log.parts import IndexObject
     from tiered.log.timers import Bounds
+
+    Incarnations = Mapping[MessageQueue, tuple[Incarnation, ...]]
+    Changed = dict[MessageQueue, tuple[Incarnation, ...]]
+
+# -- index objects -------------------------------------------------------------------------------
+#
+# What the journal says of index objects, and what it means for the queues. Pure.
+#
+# An index object covers, of each queue named, a row of queue offsets: every message there has its keys in the object.
+# What is covered of an incarnation grows from its minimum without a hole (``indexed_to`` says how far): an action whose
+# rows do not begin exactly there, or that names an incarnation which does not exist, changes nothing. Nor does one whose
+# messages were read before an end of the queue was last truncated (``last_cut``): other messages may stand there now. So
+# nothing is ever left out for good: a new epoch, or the next indexer, goes on at ``indexed_to``.
+#
+# Where index objects were dropped in the middle, the first hole is what has to be covered next. What covers what is counted
+# by queue offsets, so expiry and merging of parts change nothing here; an object of which nothing can be read any more is
+# dropped by replay itself, in the same entry in which the last of it expires.
+
+
+def index_action(made: Iterable[IndexObject], drop: Sequence[str] = ()) -> Action:
+    """The action that names new index objects, in the order in which they cover, and gives up others before that."""
+    return action_of(Indexed(tuple(made), tuple(drop)))
+
+
+def uncovered(incarnation: Incarnation) -> list[tuple[int, int]]:
+    """The queue offsets ``[start, end)`` of an incarnation that no index covers, in order."""
+    holes: list[tuple[int, int]] = []
+    at: int = incarnation.min_offset
+    for start, end in incarnation.indexed:
+        if at < start:
+            holes.append((at, min(start, incarnation.commit_offset)))
+        at = max(at, end)
+    if at < incarnation.commit_offset:
+        holes.append((at, incarnation.commit_offset))
+    return holes
+
+
+def indexed_to(incarnation: Incarnation) -> QueueOffset:
+    """Up to where an incarnation is covered without a hole."""
+    holes = uncovered(incarnation)
+    return QueueOffset(holes[0][0]) if holes else incarnation.commit_offset
+
+
+def last_cut(incarnations: Sequence[Incarnation], number: int) -> int:
+    """Number of the last entry that has taken an end of an incarnation back; 0: none has."""
+    return max(
+        (incarnation.cut_by for incarnation in incarnations if incarnation.number == number),
+        default=0,
+    )
+
+
+def after_index(
+    indexes: Sequence[IndexObject], queues: Incarnations, said: Indexed
+) -> tuple[tuple[IndexObject, ...], Incarnations] | None:
+    """What an ``index`` action makes of index objects and queues (the changed ones); None when it does not fit."""
+    drop = set(said.drop)
+    kept = [one for one in indexes if one.place.key not in drop]
+    if len(indexes) - len(kept) != len(drop):
+        return None
+    changed: dict[MessageQueue, tuple[Incarnation, ...]] = {}
+    for one in indexes:
+        if one.place.key in drop:
+            _drop(queues, changed, one)
+    if not all(_name(queues, changed, one) for one in said.objects):
+        return None
+    return (*kept, *said.objects), changed
+
+
+def _name(queues: Incarnations, changed: Changed, made: IndexObject) -> bool:
+    for cover in made.covers:
+        incarnations = changed.get(cover.queue) or queues.get(cover.queue, ())
+        at = _place(incarnations, cover.incarnation)
+        holes = uncovered(incarnations[at]) if at is not None else []
+        if at is None or not holes:
+            return False
+        start, end = holes[0]
+        if cover.start != start or not start < cover.end <= end:
+            return False
+        if cover.cut_by != last_cut(incarnations, cover.incarnation):
+            return False
+        incarnation = replace(
+            incarnations[at], indexed=joined((*incarnations[at].indexed, (start, cover.end)))
+        )
+        changed[cover.queue] = (*incarnations[:at], incarnation, *incarnations[at + 1 :])
+    return True
+
+
+def _drop(queues: Incarnations, changed: Changed, gone: IndexObject) -> None:
+    for cover in gone.covers:
+        incarnations = changed.get(cover.queue) or queues.get(cover.queue, ())
+        if incarnations:
+            changed[cover.queue] = tuple(
+                replace(incarnation, indexed=without(incarnation.indexed, cover.start, cover.end))
+                if incarnation.number == cover.incarnation
+                else incarnation
+                for incarnation in incarnations
+            )
+
+
+def is_of_use(made: IndexObject, queues: Incarnations) -> bool:
+    """Whether anything that it covers can still be read."""
+    return any(
+        incarnation.number == cover.incarnation
+        and max(cover.start, incarnation.min_offset) < min(cover.end, incarnation.commit_offset)
+        for cover in made.covers
+        for incarnation in queues.get(cover.queue, ())
+    )
+
+
+def _place(incarnations: Sequence[Incarnation], incarnation: int) -> int | None:
+    """The last incarnation of this number: those before it were truncated."""
+    for at in range(len(incarnations) - 1, -1, -1):
+        if incarnations[at].number == incarnation:
+            return at
+    return None
+
+
+# -- truncation ----------------------------------------------------------------------------------
+#
+# What the broker truncated: a queue ends at an earlier offset; what lay behind it is kept, as an ended incarnation.
+#
+# The common case: a power failure took a tail that had been tiered already, and the broker wrote other messages at the
+# same queue offsets. ``cut`` divides the present incarnation at ``end``: the incarnation goes on with ``[min, end)``, and
+# ``[end, commit)`` becomes a *tail*, an incarnation of the same number before it, ended, with its parts still named (so
+# nothing deletes them). No object is written or changed (I4): a part that straddles ``end`` is cut by reference into two
+# ranges of its section.
+#
+# All values are immutable, all functions pure. A cut that does not fit the incarnation changes nothing: the writer plans it
+# anew, since a merge may have gathered the part that it names.
+
+
+def cut(
+    incarnation: Incarnation, said: Truncate, entry: int
+) -> tuple[Incarnation, Incarnation] | None:
+    """Divide an incarnation.
+
+    Returns:
+        The tail ``[end, was)``, ended, and the incarnation ``[min, end)``; None when it does not fit.
+    """
+    end, was, head = said.end, said.was, said.head
+    if was != incarnation.commit_offset or not incarnation.min_offset < end < was:
+        return None
+    kept: list[Segment] = []
+    gone: list[Segment] = []
+    is_head_used = head is None
+    for segment in incarnation.segments:
+        before = [part for part in segment.parts if part.queue_end <= end]
+        behind = [part for part in segment.parts if part.queue_offset >= end]
+        for part in segment.parts:
+            if part.queue_offset < end < part.queue_end:
+                first = None if head is None else head_of(part, end, head)
+                if first is None:
+                    return None
+                is_head_used = True
+                before, behind = [*before, first], [rest_of(part, first), *behind]
+        if before:
+            kept.append(replace(segment, parts=Parts.of(before)))
+        if behind:
+            gone.append(replace(segment, parts=Parts.of(behind), sealed=True))
+    if not is_head_used:
+        return None
+    gaps_kept, gaps_gone = _cut_gaps(incarnation.gaps, end)
+    begins = incarnation.segments[0].base_offset if incarnation.segments else incarnation.log_end
+    log_end = kept[-1].parts.log_end if kept else begins
+    tail = replace(
+        incarnation,
+        min_offset=end,
+        segments=tuple(gone),
+        gaps=gaps_gone,
+        quarantined=0,
+        ended=said.reason,
+        indexed=clipped(incarnation.indexed, end, was),
+        cut_at=end,
+        cut_by=entry,
+    )
+    rest = replace(
+        incarnation,
+        commit_offset=end,
+        log_end=log_end,
+        segments=tuple(kept),
+        gaps=gaps_kept,
+        indexed=clipped(incarnation.indexed, 0, end),
+        passes=tuple(replace(one, end=min(one.end, end)) for one in incarnation.passes),
+        lineage=moved(incarnation.lineage, end),
+    )
+    return tail, rest
+
+
+def head_of(part: Part, end: QueueOffset, head: Head) -> Part | None:
+    """The items of a part before ``end``; None when the head is not of this part, or cannot be.
+
+    Its time bounds stay those of the whole: they still bound what is left.
+    """
+    count = end - part.queue_offset
+    fits = (
+        0 < count < part.count
+        and 0 <= head.holes <= min(count, part.holes)
+        and part.holes - head.holes <= part.count - count
+        and (head.log_offset, head.queue_offset) == (part.log_offset, part.queue_offset)
+        and head.of_holes == part.holes
+        and 0 <= head.log_bytes <= part.log_bytes
+    )
+    if not fits:
+        return None
+    timed = count > head.holes
+    return replace(
+        part,
+        log_bytes=head.log_bytes,
+        log_gone=0,
+        count=count,
+        holes=head.holes,
+        store_min_ms=part.store_min_ms if timed else -1,
+        store_max_ms=part.store_max_ms if timed else -1,
+        last=head.last,
+    )
+
+
+def rest_of(part: Part, head: Part) -> Part:
+    """What is behind the head of a part."""
+    count, holes = part.count - head.count, part.holes - head.holes
+    timed = count > holes
+    return replace(
+        part,
+        log_offset=LogOffset(head.log_end),
+        queue_offset=QueueOffset(head.queue_end),
+        log_bytes=part.log_bytes - head.log_bytes,
+        count=count,
+        holes=holes,
+        store_min_ms=part.store_min_ms if timed else -1,
+        store_max_ms=part.store_max_ms if timed else -1,
+        records_at=part.records_at + head.log_bytes,
+        items_at=part.items_at + head.count,
+    )
+
+
+def state_word(incarnations: Sequence[Incarnation], number: int) -> str:
+    """What has become of an incarnation of a queue: ``truncated``, ``ended`` or ``present``."""
+    if is_tail(incarnations, number):
+        return "truncated"
+    return "ended" if incarnations[number].ended else "present"
+
+
+def is_tail(incarnations: Sequence[Incarnation], number: int) -> bool:
+    """Whether the incarnation at ``number`` is what a broker truncated, and its incarnation went on without it."""
+    return (
+        number + 1 < len(incarnations)
+        and incarnations[number + 1].number == incarnations[number].number
+    )
+
+
+def _cut_gaps(gaps: Sequence[Gap], end: QueueOffset) -> tuple[tuple[Gap, ...], tuple[Gap, ...]]:
+    kept = tuple(replace(gap, end=min(gap.end, end)) for gap in gaps if gap.start < end)
+    gone = tuple(replace(gap, start=max(gap.start, end)) for gap in gaps if gap.end > end)
+    return kept, gone
+
+
+# -- the machine ------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -26,8 +26,7 @@ from backends.errors import ObjectNotFoundError, PreconditionFailedError
 from backends.lazy_dataclass import dataclass
 from backends.wrapping import set_own
 from tiered.errors import DataError, OtherVersionError
-from tiered.journal.entry import checksum, json_text, open_text
-from tiered.journal.typed import as_object, row_of
+from tiered.journal.entry import as_object, checksum, json_text, open_text, row_of
 from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined
 from tiered.model import MessageQueue
 

@@ -9,7 +9,7 @@ Ordering: the journal is replayed before and after the listing, so that the work
 is not taken for damage: missing is what is named before and after and not listed; orphaned what is listed and named at
 neither time.
 
-What is in objects is checked by ``tiered.log.verify_objects``; what was found is ``tiered.log.verify_report``.
+What is in objects is checked by ``tiered.log.verify_objects``; what was found is ``tiered.log.verify_objects``.
 
 Memory: the state, and for each of ``in_flight_max`` steps one bundle (or a batch of tier and local store).
 """
@@ -38,10 +38,9 @@ from tiered.errors import (
     TieredStoreError,
 )
 from tiered.format.heads import is_same_batch
-from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts
 from tiered.journal.entry import EPOCH, checksum, decode_entry
 from tiered.journal.lease import read_lease
-from tiered.journal.replay import JournalReader
+from tiered.journal.replay import CHECKPOINTS_KEPT, JournalReader, replay_starts
 from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key
 from tiered.local.interface import HoleReason
 from tiered.log.broker_tables import HANDOVER, is_handed_over, read_handover
@@ -51,19 +50,17 @@ from tiered.log.rebuilt_state import REBUILT_STRIDE
 from tiered.log.state import Gap, TierMachine
 from tiered.log.timers import FACTS, kept_facts
 from tiered.log.verify_objects import (
-    BundleCheck,
-    IndexCheck,
-    check_indexes,
-    check_quarantined,
-    unindexed_messages,
-)
-from tiered.log.verify_report import (
     OTHER_VERSION,
+    BundleCheck,
     Finding,
+    IndexCheck,
     Problem,
     StoreComparison,
     VerifyReport,
+    check_indexes,
+    check_quarantined,
     check_state,
+    unindexed_messages,
 )
 from tiered.model import QueueBounds, QueueOffset
 

@@ -9,7 +9,6 @@ Of one loop. What may ask the tier runs in the pool's threads; all else is answe
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -28,16 +27,14 @@ from tiered.mount.pulling import make_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
-    from concurrent.futures import Executor
 
     from fetcher.message_store import TieredMessageStore
     from fetcher.statuses import GetResult
     from tiered.clock import Clock
     from tiered.format.record import Record
-    from tiered.mount.consumers import Consumers, Locks, Queue
-    from tiered.mount.name_servers import Identity, MountedTopics
-    from tiered.mount.offsets import ConsumerOffsets
-    from tiered.mount.pulling import Puller
+    from tiered.mount.consumers import Queue
+    from tiered.mount.name_servers import Identity
+    from tiered.mount.pulling import Puller, Served
     from tiered.mount.server import Exchange, Handler
 
 _NOTHING: Final = (
@@ -57,15 +54,9 @@ _NOTHING: Final = (
 class Answers:
     """Answers of one mount."""
 
-    store: TieredMessageStore
+    served: Served
     identity: Identity  # as what we are known
-    topics: MountedTopics  # what there is
-    consumers: Consumers  # who consumes
-    locks: Locks  # of orderly consumers
-    offsets: ConsumerOffsets  # where groups are
     puller: Puller
-    executor: Executor  # for what may ask the tier
-    clock: Clock  # time
     began_ms: int  # when the mount began
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -102,7 +93,7 @@ class Answers:
         """QUERY_CONSUMER_OFFSET; a group that has none begins where it is configured to."""
         group = protocol.name(asked.request, "consumerGroup")
         topic, queue_id = self._queue(asked.request)
-        found = self.offsets.get(group, topic, queue_id)
+        found = self.served.offsets.get(group, topic, queue_id)
         if found is None:
             raise RefusalError(
                 Code.QUERY_NOT_FOUND,
@@ -114,24 +105,23 @@ class Answers:
         """UPDATE_CONSUMER_OFFSET."""
         group = protocol.name(asked.request, "consumerGroup")
         topic, queue_id = self._queue(asked.request)
-        self.topics.require(topic, queue_id)
+        self.served.topics.require(topic, queue_id)
         offset = protocol.whole(asked.request, "commitOffset")
-        self.offsets.commit(group, topic, queue_id, offset)
+        self.served.offsets.commit(group, topic, queue_id, offset)
         return Command(Code.SUCCESS)
 
     def max_offset(self, asked: Exchange) -> Command:
         """GET_MAX_OFFSET; 0 of a queue that has no messages, as a broker has it."""
-        return _offset(max(self.store.max_offset(*self._queue(asked.request)), 0))
+        return _offset(max(self.served.store.max_offset(*self._queue(asked.request)), 0))
 
     def min_offset(self, asked: Exchange) -> Command:
         """GET_MIN_OFFSET; likewise."""
-        return _offset(max(self.store.min_offset(*self._queue(asked.request)), 0))
+        return _offset(max(self.served.store.min_offset(*self._queue(asked.request)), 0))
 
     async def earliest_time(self, asked: Exchange) -> Command:
         """GET_EARLIEST_MSG_STORETIME; -1 without messages."""
-        look = partial(self.store.earliest_time_ms, *self._queue(asked.request))
-        # Of what was sent back it is read.
-        found = await asyncio.get_running_loop().run_in_executor(self.executor, look)
+        look = partial(self.served.store.earliest_time_ms, *self._queue(asked.request))
+        found = await self.served.run(look)  # of what was sent back it is read
         return Command(Code.SUCCESS, fields={"timestamp": str(-1 if found is None else found)})
 
     def search_offset(self, asked: Exchange) -> Command | Coroutine[None, None, Command]:
@@ -140,12 +130,14 @@ class Answers:
         time_ms = protocol.whole(asked.request, "timestamp")
         is_upper = protocol.text(asked.request, "boundaryType", "LOWER").upper() == "UPPER"
         boundary = Boundary.UPPER if is_upper else Boundary.LOWER
-        if self.store.bounds(topic, queue_id) is None:
+        if self.served.store.bounds(topic, queue_id) is None:
             return _offset(0)
-        return self._search(partial(self.store.offset_by_time, topic, queue_id, time_ms, boundary))
+        return self._search(
+            partial(self.served.store.offset_by_time, topic, queue_id, time_ms, boundary)
+        )
 
     async def _search(self, search: partial[Any]) -> Command:
-        return _offset(await asyncio.get_running_loop().run_in_executor(self.executor, search))
+        return _offset(await self.served.run(search))
 
     @staticmethod
     def _queue(request: Command) -> tuple[str, int]:
@@ -155,14 +147,14 @@ class Answers:
 
     def heartbeat(self, asked: Exchange) -> Command:
         """HEART_BEAT."""
-        self.consumers.heartbeat(asked.connection, asked.request)
+        self.served.consumers.heartbeat(asked.connection, asked.request)
         return Command(Code.SUCCESS)
 
     def unregister_client(self, asked: Exchange) -> Command:
         """UNREGISTER_CLIENT."""
         group = asked.request.fields.get("consumerGroup")
         if group:
-            self.consumers.leave(protocol.name(asked.request, "clientID"), group)
+            self.served.consumers.leave(protocol.name(asked.request, "clientID"), group)
         return Command(Code.SUCCESS)
 
     @staticmethod
@@ -175,18 +167,18 @@ class Answers:
 
     def consumer_list(self, asked: Exchange) -> Command:
         """GET_CONSUMER_LIST_BY_GROUP."""
-        found = self.consumers.clients(protocol.name(asked.request, "consumerGroup"))
+        found = self.served.consumers.clients(protocol.name(asked.request, "consumerGroup"))
         return _document({"consumerIdList": found})
 
     def lock(self, asked: Exchange) -> Command:
         """LOCK_BATCH_MQ."""
         group, client, queues = _locking(asked.request)
-        locked = self.locks.lock(group, client, queues)
+        locked = self.served.locks.lock(group, client, queues)
         return _document({"lockOKMQSet": [_named(queue) for queue in locked]})
 
     def unlock(self, asked: Exchange) -> Command:
         """UNLOCK_BATCH_MQ."""
-        self.locks.unlock(*_locking(asked.request))
+        self.served.locks.unlock(*_locking(asked.request))
         return Command(Code.SUCCESS)
 
     # -- names ------------------------------------------------------------------------------------
@@ -194,16 +186,16 @@ class Answers:
     def topic_configs(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_ALL_TOPIC_CONFIG."""
         wrapper = {
-            **self.topics.wrapper(),
-            "mappingDataVersion": self.topics.data_version(),
+            **self.served.topics.wrapper(),
+            "mappingDataVersion": self.served.topics.data_version(),
             "topicQueueMappingDetailMap": {},
         }
-        return _document(wrapper, {"totalTopicNum": str(len(self.topics.queues))})
+        return _document(wrapper, {"totalTopicNum": str(len(self.served.topics.queues))})
 
     def route(self, asked: Exchange) -> Command:
         """GET_ROUTEINFO_BY_TOPIC, as a name server answers it."""
         topic = protocol.name(asked.request, "topic")
-        return _document(name_servers.route(self.identity, self.topics, topic))
+        return _document(name_servers.route(self.identity, self.served.topics, topic))
 
     def cluster(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_BROKER_CLUSTER_INFO, as a name server answers it."""
@@ -211,12 +203,12 @@ class Answers:
 
     def topic_list(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER, as a name server answers it."""
-        return _topic_list(self.topics.queues)
+        return _topic_list(self.served.topics.queues)
 
     def topics_of_cluster(self, asked: Exchange) -> Command:
         """GET_TOPICS_BY_CLUSTER, likewise."""
         is_own = protocol.name(asked.request, "cluster") == self.identity.cluster
-        return _topic_list(self.topics.queues if is_own else ())
+        return _topic_list(self.served.topics.queues if is_own else ())
 
     def system_topics(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_SYSTEM_TOPIC_LIST_FROM_NS, likewise: a name server counts the names of clusters and brokers among them."""
@@ -243,7 +235,7 @@ class Answers:
         if self.identity.broker_id != name_servers.MASTER:
             said |= {"brokerRole": "SLAVE", "slaveReadEnable": "true"}
         body = "".join(f"{name}={value}\n" for name, value in said.items()).encode()
-        version = as_json(self.topics.data_version()).decode()
+        version = as_json(self.served.topics.data_version()).decode()
         return Command(Code.SUCCESS, fields={"version": version}, body=(body,))
 
     def runtime_info(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
@@ -254,7 +246,7 @@ class Answers:
             "brokerVersion": str(VERSION),
             "brokerActive": "true",
             "bootTimestamp": str(self.began_ms),
-            "runtime": f"{(self.clock.now_ms() - self.began_ms) // 1000} seconds",
+            "runtime": f"{(self.served.clock.now_ms() - self.began_ms) // 1000} seconds",
             "earliestMessageTimeStamp": "-1",
             "putTps": "0.0 0.0 0.0",
             "getTransferredTps": "0.0 0.0 0.0",
@@ -287,7 +279,7 @@ def _offset(offset: int) -> Command:
 
 
 def _document(body: object, said: Mapping[str, str] | None = None) -> Command:
-    return Command(Code.SUCCESS, fields=said or {}, body=(as_json(body),))
+    return _body(as_json(body), said)
 
 
 def _topic_list(topics: Iterable[str], broker_address: str | None = None) -> Command:
@@ -344,13 +336,8 @@ _GROUP: Final = {
 class Queries:
     """Answers of one mount."""
 
-    store: TieredMessageStore
+    served: Served
     identity: Identity  # as what we are known
-    topics: MountedTopics  # what there is
-    consumers: Consumers  # who consumes
-    offsets: ConsumerOffsets  # where groups are
-    executor: Executor  # for what reads the tier
-    clock: Clock  # for deadlines
     group_configs_known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """``SubscriptionGroupConfig`` of the groups of a broker that was decommissioned."""
 
@@ -392,7 +379,7 @@ class Queries:
             count=min(max(protocol.whole(request, "maxNum", FOUND_MAX), 1), FOUND_MAX),
         )
         await asked.make_room(FOUND_BYTES_MAX)
-        found = await self._run(lambda: self.store.query(wanted, timeout_s=QUERY_S))
+        found = await self.served.run(lambda: self.served.store.query(wanted, timeout_s=QUERY_S))
         body = _fitting(encoded(hit.message) for hit in found.hits)
         asked.resize(sum(map(len, body)))
         if not body:
@@ -429,22 +416,22 @@ class Queries:
         Raises:
             RefusalError: There is none, or there are too many queues to search.
         """
-        names = [topic] if topic else list(self.topics.queues)
+        names = [topic] if topic else list(self.served.topics.queues)
         queues = [
             MessageQueue(name, number)
             for name in names
-            for number in range(self.topics.queues.get(name, 0))
-            if self.store.bounds(name, number) is not None
+            for number in range(self.served.topics.queues.get(name, 0))
+            if self.served.store.bounds(name, number) is not None
         ]
         if len(queues) > VIEWED_QUEUES_MAX:
             raise RefusalError(
                 Code.SYSTEM_ERROR,
                 f"more than {VIEWED_QUEUES_MAX} queues to search: name the topic, or ask by unique id",
             )
-        until_s = self.clock.monotonic_s() + QUERY_S
+        until_s = self.served.clock.monotonic_s() + QUERY_S
         for queue in queues:
-            near = self.offsets.get(group, *queue) if group else None
-            found = await self._run(partial(self._bisect, queue, place, until_s, near))
+            near = self.served.offsets.get(group, *queue) if group else None
+            found = await self.served.run(partial(self._bisect, queue, place, until_s, near))
             if found is not None:
                 return bytes(found)
         raise RefusalError(Code.SYSTEM_ERROR, f"can not find message by the offset, {place}")
@@ -453,14 +440,13 @@ class Queries:
         self, queue: MessageQueue, place: int, until_s: float, near: int | None = None
     ) -> memoryview | None:
         """The record of a queue at a place of the log; holes are passed over. ``near``: it is likely there or behind."""
-        bounds = self.store.bounds(*queue)
-        low, high = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
-        read = partial(self.store.message_at, *queue)
+        low, high = self.served.ends(*queue)
+        read = partial(self.served.store.message_at, *queue)
         at, step = (-1, 0) if near is None else (near, NEAR)
         while low < high:
             # From where it is likely in growing steps, as long as it lies behind these; then by halves.
             middle, at = at if low <= at < high else (low + high) // 2, -1
-            found = first_message(read, middle, high, self.clock, until_s)
+            found = first_message(read, middle, high, self.served.clock, until_s)
             if found.status in {GetStatus.TRY_AGAIN, GetStatus.OFFSET_FOUND_NULL}:
                 raise RefusalError(
                     Code.SYSTEM_ERROR, f"{queue} could not be searched: {found.error}"
@@ -488,30 +474,29 @@ class Queries:
         request = asked.request
         topic, queue_id = protocol.name(request, "topic"), protocol.whole(request, "queueId")
         start, count = protocol.whole(request, "index", 0), protocol.whole(request, "count", 0)
-        self.topics.require(topic, queue_id)
-        bounds = self.store.bounds(topic, queue_id)
-        low, end = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
+        self.served.topics.require(topic, queue_id)
+        low, end = self.served.ends(topic, queue_id)
         count = min(max(count, 0), ITEMS_MAX)
         rows: list[dict[str, Any]] = []
         if count and low <= start < end:
             await asked.make_room(FOUND_BYTES_MAX)
-            rows = await self._run(
+            rows = await self.served.run(
                 partial(self._items, MessageQueue(topic, queue_id), start, count)
             )
         group = request.fields.get("consumerGroup")
         told: dict[str, Any] = {"queueData": rows, "maxQueueIndex": end, "minQueueIndex": low}
         if group:
-            online = self.consumers.groups.get(group)
+            online = self.served.consumers.groups.get(group)
             wanted = online.subscriptions.get(topic) if online is not None else None
             told["subscriptionData"] = wanted.document if wanted is not None else None
             told["filterData"] = "" if wanted is not None else f"{group}@{topic} is not online!"
-        return _body(as_json(told))
+        return _document(told)
 
     def _items(self, queue: MessageQueue, start: int, count: int) -> list[dict[str, Any]]:
-        get = self.store.get_message
+        get = self.served.store.get_message
         read = partial(get, "", *queue, max_count=count, max_bytes=FOUND_BYTES_MAX)
-        until_s = self.clock.monotonic_s() + QUERY_S
-        found = first_message(read, start, None, self.clock, until_s)
+        until_s = self.served.clock.monotonic_s() + QUERY_S
+        found = first_message(read, start, None, self.served.clock, until_s)
         if found.status is GetStatus.TRY_AGAIN:
             raise RefusalError(Code.SYSTEM_ERROR, f"{queue} cannot be read: {found.error}")
         return [
@@ -529,15 +514,17 @@ class Queries:
     async def topic_stats(self, asked: Exchange) -> Command:
         """GET_TOPIC_STATS_INFO."""
         topic = protocol.name(asked.request, "topic")
-        queues = [MessageQueue(topic, number) for number in range(self.topics.require(topic))]
-        times = Times(self.store, self.clock)
-        found = await self._run(lambda: [times.before(queue, None) for queue in queues])
+        queues = [
+            MessageQueue(topic, number) for number in range(self.served.topics.require(topic))
+        ]
+        times = Times(self.served.store, self.served.clock)
+        found = await self.served.run(lambda: [times.before(queue, None) for queue in queues])
         rows = [
             (
                 queue,
                 {
-                    "minOffset": max(self.store.min_offset(topic, queue.queue_id), 0),
-                    "maxOffset": max(self.store.max_offset(topic, queue.queue_id), 0),
+                    "minOffset": max(self.served.store.min_offset(topic, queue.queue_id), 0),
+                    "maxOffset": max(self.served.store.max_offset(topic, queue.queue_id), 0),
                     "lastUpdateTimestamp": time_ms,
                 },
             )
@@ -549,15 +536,17 @@ class Queries:
     def topic_config(self, asked: Exchange) -> Command:
         """GET_TOPIC_CONFIG."""
         topic = protocol.name(asked.request, "topic")
-        return _body(as_json(self.topics.config(topic)))
+        return _document(self.served.topics.config(topic))
 
     def groups_of_topic(self, asked: Exchange) -> Command:
         """QUERY_TOPIC_CONSUME_BY_WHO."""
         topic = protocol.name(asked.request, "topic")
         online = [
-            name for name, group in self.consumers.groups.items() if topic in group.subscriptions
+            name
+            for name, group in self.served.consumers.groups.items()
+            if topic in group.subscriptions
         ]
-        return _body(as_json({"groupList": sorted({*online, *self.offsets.groups(topic)})}))
+        return _document({"groupList": sorted({*online, *self.served.offsets.groups(topic)})})
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -565,7 +554,7 @@ class Queries:
         """GET_CONSUME_STATS: how far a group is, queue by queue."""
         group = protocol.name(asked.request, "consumerGroup")
         topic = asked.request.fields.get("topic")
-        times = Times(self.store, self.clock)
+        times = Times(self.served.store, self.served.clock)
         rows = await self._progress(group, [topic] if topic else self._topics_of(group), times)
         body = b'{"consumeTps":0.0,"offsetTable":%b}' % self._by_queue(rows)
         return _body(body, remark=times.remark)
@@ -573,7 +562,7 @@ class Queries:
     async def all_consume_stats(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_BROKER_CONSUME_STATS: the same of all groups and topics."""
         told: list[bytes] = []
-        times = Times(self.store, self.clock)
+        times = Times(self.served.store, self.served.clock)
         behind = 0
         for group in self._groups():
             stats: list[bytes] = []
@@ -595,15 +584,20 @@ class Queries:
         queues = [
             MessageQueue(name, number)
             for name in names
-            for number in range(self.topics.queues.get(name, 0))
+            for number in range(self.served.topics.queues.get(name, 0))
         ]
-        at = {queue: self.offsets.get(group, queue.topic, queue.queue_id) or 0 for queue in queues}
-        found = await self._run(lambda: [times.before(queue, at[queue]) for queue in queues])
+        at = {
+            queue: self.served.offsets.get(group, queue.topic, queue.queue_id) or 0
+            for queue in queues
+        }
+        found = await self.served.run(lambda: [times.before(queue, at[queue]) for queue in queues])
         return [
             (
                 queue,
                 {
-                    "brokerOffset": max(self.store.max_offset(queue.topic, queue.queue_id), 0),
+                    "brokerOffset": max(
+                        self.served.store.max_offset(queue.topic, queue.queue_id), 0
+                    ),
                     "consumerOffset": at[queue],
                     "pullOffset": at[queue],
                     "lastTimestamp": time_ms,
@@ -615,7 +609,7 @@ class Queries:
     def consumer_connections(self, asked: Exchange) -> Command:
         """GET_CONSUMER_CONNECTION_LIST."""
         name = protocol.name(asked.request, "consumerGroup")
-        group = self.consumers.groups.get(name)
+        group = self.served.consumers.groups.get(name)
         if group is None:
             raise RefusalError(Code.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
         members = [
@@ -634,42 +628,41 @@ class Queries:
             "messageModel": group.model,
             "consumeFromWhere": group.from_where,
         }
-        return _body(as_json(told))
+        return _document(told)
 
     def topics_of_group(self, asked: Exchange) -> Command:
         """QUERY_TOPICS_BY_CONSUMER."""
         names = self._topics_of(protocol.name(asked.request, "group"))
-        return _body(as_json({"topicList": sorted(names), "brokerAddr": self.identity.address}))
+        return _document({"topicList": sorted(names), "brokerAddr": self.identity.address})
 
     def group_configs(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
         table = {name: self._group_config(name) for name in self._groups()}
         told = {
-            "dataVersion": self.topics.data_version(),
+            "dataVersion": self.served.topics.data_version(),
             "forbiddenTable": {},
             "subscriptionGroupTable": table,
         }
-        return _body(as_json(told), {"totalGroupNum": str(len(table))})
+        return _document(told, {"totalGroupNum": str(len(table))})
 
     def group_config(self, asked: Exchange) -> Command:
         """GET_SUBSCRIPTIONGROUP_CONFIG. Any group may consume, as at a broker that makes those which it is asked for."""
         name = protocol.name(asked.request, "group")
-        return _body(as_json(self._group_config(name)))
+        return _document(self._group_config(name))
 
     async def reset_offsets(self, asked: Exchange) -> Command:
         """INVOKE_BROKER_TO_RESET_OFFSET: a group goes on elsewhere, by time or at an offset of one queue."""
         request = asked.request
         group, topic = protocol.name(request, "group"), protocol.name(request, "topic")
         queue_id = protocol.whole(request, "queueId", -1)
-        count = self.topics.require(topic, queue_id if queue_id >= 0 else None)
+        count = self.served.topics.require(topic, queue_id if queue_id >= 0 else None)
         if group not in self._groups():
             raise RefusalError(Code.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
         numbers = range(count) if queue_id < 0 else [queue_id]
         queues = [MessageQueue(topic, number) for number in numbers]
         offset = protocol.whole(request, "offset", -1)
         if queue_id >= 0 and offset >= 0:
-            bounds = self.store.bounds(topic, queue_id)
-            low, end = (bounds.min, bounds.end) if bounds is not None else (0, 0)
+            low, end = self.served.ends(topic, queue_id)
             if not low <= offset <= end:
                 raise RefusalError(
                     Code.SYSTEM_ERROR,
@@ -678,58 +671,49 @@ class Queries:
             found = [offset]
         else:
             time_ms = protocol.whole(request, "timestamp", -1)
-            until_s = self.clock.monotonic_s() + QUERY_S
+            until_s = self.served.clock.monotonic_s() + QUERY_S
             find = partial(self._at_time, time_ms=time_ms, until_s=until_s)
-            found = await self._run(lambda: [find(queue) for queue in queues])
+            found = await self.served.run(lambda: [find(queue) for queue in queues])
         for queue, to in zip(queues, found, strict=True):
-            self.offsets.reset(group, *queue, to)
+            self.served.offsets.reset(group, *queue, to)
         rows = self._by_queue(zip(queues, found, strict=True))
         return _body(b'{"offsetTable":%b}' % rows)
 
     def _at_time(self, queue: MessageQueue, time_ms: int, until_s: float) -> int:
         """Where a queue begins from a time on; below 0: its end."""
-        bounds = self.store.bounds(*queue)
+        bounds = self.served.store.bounds(*queue)
         if bounds is None:
             return 0
         if time_ms < 0:
             return int(bounds.end)
-        left_s = max(until_s - self.clock.monotonic_s(), 0.0)
-        return int(self.store.offset_by_time(*queue, time_ms, timeout_s=left_s))
+        left_s = max(until_s - self.served.clock.monotonic_s(), 0.0)
+        return int(self.served.store.offset_by_time(*queue, time_ms, timeout_s=left_s))
 
     # -- together ---------------------------------------------------------------------------------
 
     def _groups(self) -> list[str]:
-        known = (self.consumers.groups, self.offsets.all_groups(), self.group_configs_known)
+        known = (
+            self.served.consumers.groups,
+            self.served.offsets.all_groups(),
+            self.group_configs_known,
+        )
         return sorted(set().union(*known))
 
     def _group_config(self, name: str) -> dict[str, Any]:
         return {"groupName": name, **_GROUP, **self.group_configs_known.get(name, {})}
 
     def _topics_of(self, group: str) -> list[str]:
-        online = self.consumers.groups.get(group)
+        online = self.served.consumers.groups.get(group)
         subscribed = online.subscriptions if online is not None else {}
-        return sorted({*subscribed, *self.offsets.topics(group)})
+        return sorted({*subscribed, *self.served.offsets.topics(group)})
 
     def _by_queue(self, rows: Iterable[tuple[MessageQueue, object]]) -> bytes:
         """A map whose keys are queues."""
+        broker = self.identity.broker
         pairs = (
-            b"%b:%b"
-            % (
-                as_json(
-                    {
-                        "brokerName": self.identity.broker,
-                        "queueId": queue.queue_id,
-                        "topic": queue.topic,
-                    }
-                ),
-                as_json(row),
-            )
-            for queue, row in rows
+            b"%b:%b" % (as_json(_named((broker, *queue))), as_json(row)) for queue, row in rows
         )
         return b"{%b}" % b",".join(pairs)
-
-    async def _run(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 (whatever it gives)
-        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
 
 
 class Times:

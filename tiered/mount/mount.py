@@ -47,16 +47,15 @@ from tiered.mount.acl import Reason
 from tiered.mount.acl_files import CHANGE_S, AccessGuard
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks, Relays
-from tiered.mount.name_servers import BESIDE_S, Identity, MountedTopics, NameServers
+from tiered.mount.name_servers import BESIDE_S, Identity, MountedTopics, NameServers, SystemTopics
 from tiered.mount.offsets import ConsumerOffsets, MountState, OffsetsKeeper
 from tiered.mount.popping import Assignments, Popper
 from tiered.mount.protocol import BY_CODE, Code
-from tiered.mount.pulling import Puller, PullLimits
+from tiered.mount.pulling import Puller, PullLimits, Served
 from tiered.mount.replica import LiveMaster, ReplicaPuller
 from tiered.mount.retries import RetryLimits, RetryLog, RetryWriter, consumed_of
 from tiered.mount.sending_back import SendingBack
 from tiered.mount.server import OTHER, RemotingServer, ServerLimits
-from tiered.mount.system_topics import SystemTopics
 
 if TYPE_CHECKING:
     import ssl
@@ -387,16 +386,19 @@ class Mount:
         """Listen, and tell name servers."""
         settings = self._settings
         kind = ReplicaPuller if settings.replica_id else Puller
-        self.puller = kind(
+        served = Served(
             self.store,
             self.topics,
             self.consumers,
+            self.locks,
             self.offsets,
-            executor=readers,
-            clock=self._clock,
-            limits=settings.pulls,
+            readers,
+            self._clock,
         )
-        self.popper = self._popper(readers)
+        self.puller = kind(served, settings.pulls)
+        kept = self.keeper.kept if self.keeper is not None else MountState()
+        is_kept = self.keeper is not None
+        self.popper = Popper(served, kept, is_kept=is_kept, pulls=settings.pulls)
         guarding = {"guard": self.guard.check} if self.guard is not None else {}
         self.server = RemotingServer(
             {}, self._clock, settings.server, on_gone=self.consumers.gone, **guarding
@@ -413,81 +415,39 @@ class Mount:
         cluster, own_id = self.store.opened.place.cluster, str(settings.replica_id)
         identity = Identity(cluster, self.name, self.address, own_id)
         self.names = self._names_of(identity)
-        self.server.handlers = self._handlers(identity, readers)
+        self.server.handlers = self._handlers(served, identity)
         # Last: from here on clients come, and all that answers them is there.
         await self.names.begin()
         if self.master is not None:
             await self.master.check()
         return self.names
 
-    def _handlers(self, identity: Identity, readers: ThreadPoolExecutor) -> Mapping[int, Handler]:
+    def _handlers(self, served: Served, identity: Identity) -> Mapping[int, Handler]:
         """What answers each request, by code."""
         assert self.puller is not None
         assert self.popper is not None
         assert self.names is not None
-        answers = Answers(
-            self.store,
-            identity,
-            self.topics,
-            self.consumers,
-            self.locks,
-            self.offsets,
-            self.puller,
-            readers,
-            self._clock,
-            self._clock.now_ms(),
-        )
+        answers = Answers(served, identity, self.puller, self._clock.now_ms())
         groups = self.handover.groups if self.handover is not None else {}
-        queries = Queries(
-            self.store,
-            identity,
-            self.topics,
-            self.consumers,
-            self.offsets,
-            readers,
-            self._clock,
-            groups,
-        )
+        queries = Queries(served, identity, groups)
+        if self.retries is not None:
+            self.retries.host = self.address
+            self.retries.on_moved = self._on_moved
+        sending = SendingBack(self.retries, served, queries.record_at, groups)
         relays = Relays(self.consumers, identity.broker, queries.record_at)
         masters = self.master.handlers() if self.master is not None else {}
-        assigning = Assignments(self.popper.log, self.topics, self.consumers, self.names)
+        assigning = Assignments(self.popper.log, served, self.names)
         others = {
             **answers.handlers(),
             **queries.handlers(),
             **relays.handlers(),
             **self.popper.handlers(),
             **assigning.handlers(),
-            **self._sending_back(queries, readers).handlers(),
+            **sending.handlers(),
         }
         made = SystemTopics(self.topics, self.names, others)
         # A replica's master has the last word of what is its own.
         return {**others, **made.handlers(), **masters}
-
-    def _popper(self, readers: ThreadPoolExecutor) -> Popper:
-        return Popper(
-            self.store,
-            self.topics,
-            self.offsets,
-            self.keeper.kept if self.keeper is not None else MountState(),
-            is_kept=self.keeper is not None,
-            executor=readers,
-            clock=self._clock,
-            pulls=self._settings.pulls,
-        )
-
-    def _sending_back(self, queries: Queries, readers: ThreadPoolExecutor) -> SendingBack:
-        if self.retries is not None:
-            self.retries.host = self.address
-            self.retries.on_moved = self._on_moved
-        return SendingBack(
-            self.retries,
-            self.topics,
-            self.locks,
-            queries.record_at,
-            readers,
-            self._clock,
-            queries.group_configs_known,
-        )
 
     def _names_of(self, identity: Identity) -> NameServers:
         """Who tells name servers; a replica has to know its master."""

@@ -19,7 +19,7 @@ brokers. With ``is_sharing`` nothing is left out.
 
 Topics are the tier's, those that a decommissioned broker had (with their queue counts and attributes, also where a queue has
 never had a message), the names of broker and cluster (each broker has both as topics, and a name server does not take a
-broker with one topic alone), what a proxy made for itself (``tiered.mount.system_topics``), and the retry topics of groups
+broker with one topic alone), what a proxy made for itself (``tiered.mount.name_servers``), and the retry topics of groups
 that have consumers here, so that clients and ``mqadmin`` find the group's broker by their route. ``version`` goes up with
 every change; name servers look at nothing else. For one thread.
 """
@@ -41,7 +41,7 @@ from tiered.format.fastjson import JsonError, loads
 from tiered.format.record import CRC_MASK
 from tiered.format.remoting import SIZE_BYTES, Command, FrameError, decode, encode, frame_size
 from tiered.mount import protocol
-from tiered.mount.protocol import Code, RefusalError, as_json
+from tiered.mount.protocol import READ_ONLY, Code, RefusalError, as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.model import MessageQueue
     from tiered.mount.consumers import Queue
+    from tiered.mount.server import Exchange, Handled, Handler
 
 READ: Final = 4
 WRITE: Final = 2
@@ -662,3 +663,71 @@ def _broker(identity: Identity) -> dict[str, Any]:
         "brokerName": identity.broker,
         "brokerAddrs": {identity.broker_id: identity.address},
     }
+
+
+# -- proxies -------------------------------------------------------------------------------------
+#
+# Topics that a proxy of RocketMQ 5.x makes for itself on the brokers of its cluster, or it does not start.
+#
+# In cluster mode it keeps other proxies told of its clients by messages of such a topic. Where a mount is the only
+# broker, the topic is made on it: announced as one that can be written to, though what is sent there is let go. So
+# proxies do not know of one another's clients, which consumers and ``mqadmin`` behind them notice in lists of consumers
+# alone. As soon as a live broker of the cluster takes messages of the topic, it is left to that one. Nothing of it is
+# kept: a proxy makes it again at its start.
+
+SYSTEM_TOPICS: Final = frozenset({"DefaultHeartBeatSyncerTopic"})
+
+
+class SystemTopics:
+    """Answers who makes such a topic, and who sends to it."""
+
+    def __init__(
+        self, topics: MountedTopics, names: NameServers, otherwise: Mapping[int, Handler]
+    ) -> None:
+        """None is there yet.
+
+        Args:
+            otherwise: What answers requests of other topics, by code; else they are refused.
+        """
+        self._topics, self._names, self._otherwise = topics, names, otherwise
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """By code."""
+        return {
+            protocol.UPDATE_AND_CREATE_TOPIC: self.create,
+            protocol.SEND_MESSAGE: lambda asked: self.send(asked, "topic", "queueId"),
+            protocol.SEND_MESSAGE_V2: lambda asked: self.send(asked, "b", "e"),
+        }
+
+    def create(self, asked: Exchange) -> Handled:
+        """UPDATE_AND_CREATE_TOPIC."""
+        topic = asked.request.fields.get("topic")
+        return self._create(topic) if topic in SYSTEM_TOPICS else self._refuse(asked)
+
+    async def _create(self, topic: str) -> Command:
+        """Announce it, if nobody else has it; name servers know it when it is answered."""
+        try:
+            others = {broker for broker, _, _ in await self._names.queues(topic)}
+        except RefusalError as error:
+            if error.code != Code.TOPIC_NOT_EXIST:
+                raise
+            others = set()
+        if others and topic not in self._topics.queues:
+            raise RefusalError(Code.NO_PERMISSION, f"{READ_ONLY}, and others have the topic")
+        if self._topics.add_system(topic):
+            await self._names.register()
+        return Command(Code.SUCCESS)
+
+    def send(self, asked: Exchange, topic: str, queue_id: str) -> Handled:
+        """SEND_MESSAGE and SEND_MESSAGE_V2, whose fields have names of one letter: let go."""
+        fields = asked.request.fields
+        if fields.get(topic) not in SYSTEM_TOPICS:
+            return self._refuse(asked)
+        told = {"msgId": "", "queueId": fields.get(queue_id, "0"), "queueOffset": "0"}
+        return Command(Code.SUCCESS, fields=told)
+
+    def _refuse(self, asked: Exchange) -> Handled:
+        answer = self._otherwise.get(asked.request.code)
+        if answer is None:
+            raise RefusalError(Code.NO_PERMISSION, READ_ONLY)
+        return answer(asked)

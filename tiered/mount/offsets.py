@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from operator import ge
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,21 +34,42 @@ from backends.lazy_dataclass import dataclass
 from tiered.api.broker_place import mounts_below
 from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
-from tiered.journal.checkpoint import trim_journal
-from tiered.journal.entry import EPOCH, json_text
-from tiered.journal.lease import Holder, Lease, LeaseState
-from tiered.journal.replay import JournalReader, UnknownActionError
+from tiered.journal.entry import EPOCH, INT_MAX, json_text
+from tiered.journal.replay import JournalReader, UnknownActionError, trim_journal
 from tiered.keys import JOURNAL
-from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.journal.entry import Action, Entry
+    from tiered.journal.lease import LeaseState
+
+# -- types of rows -------------------------------------------------------------------------------
+
+_INT_SET = {int}
+
+
+def check_ints(values: Iterable[Any], what: str) -> None:
+    """Refuse (``ValueError``) what is not whole numbers from -1 to ``INT_MAX``."""
+    found = tuple(values)
+    if not found:
+        return
+    if set(map(type, found)) != _INT_SET or min(found) < -1 or max(found) >= INT_MAX:
+        raise ValueError(f"{what} is {found!r:.200}")
+
+
+def check_texts(values: Iterable[Any], what: str) -> None:
+    """Refuse (``ValueError``) what is not texts."""
+    for value in values:
+        if type(value) is not str:
+            raise ValueError(f"{what} is {value!r:.80}")
+
+
+# -- in memory --------------------------------------------------------------------------------------
 
 _LOG = logging.getLogger("tiered.mount")
 OFFSETS: Final = "offsets"
@@ -345,7 +366,6 @@ class OffsetsKeeper:
             bare,
             prefix,
             MountMachine(),
-            writer=f"{rng.getrandbits(32):08x}",
             clock=clock,
             rng=rng,
             stop=self._stop,
@@ -354,15 +374,7 @@ class OffsetsKeeper:
         self._clock = clock
         self._failing_since_s: float | None = None
         self._unkept = self._unrenewed = ""
-        self._lease = Lease(
-            store,
-            prefix,
-            writer=self._journal.writer,
-            holder=Holder.present(),
-            seconds=lease_s,
-            clock=clock,
-            known=lambda: self._journal.end,
-        )
+        self._lease = self._journal.lease(store, lease_s)
         self.renewal_s = self._lease.renewal_seconds
         self.saved = 0
         """Snapshots written."""
@@ -400,7 +412,7 @@ class OffsetsKeeper:
                 where=error.where,
                 do="stop it, or serve under another --name",
             ) from error
-        self._journal.take_epoch(asdict(Holder.present()), remembered=self._lease.remembered)
+        self._journal.take_epoch(remembered=self._lease.remembered)
         self.handover = self._journal.state.handover
         return self._journal.state.offsets
 

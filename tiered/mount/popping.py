@@ -56,15 +56,12 @@ from tiered.mount.pulling import make_filter, wake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
 
     from fetcher.filters import Filter
-    from tiered.api.local_and_tier import OpenMessageStore
-    from tiered.clock import Clock
-    from tiered.mount.consumers import Consumers, Queue
-    from tiered.mount.name_servers import MountedTopics, NameServers
-    from tiered.mount.offsets import ConsumerOffsets, MountState, Name, PopName
-    from tiered.mount.pulling import PullLimits
+    from tiered.mount.consumers import Queue
+    from tiered.mount.name_servers import NameServers
+    from tiered.mount.offsets import MountState, Name, PopName
+    from tiered.mount.pulling import PullLimits, Served
     from tiered.mount.server import Exchange, Handler
 
 COUNT_MAX: Final = 32
@@ -161,14 +158,10 @@ class Popper:
 
     def __init__(
         self,
-        store: OpenMessageStore,
-        topics: MountedTopics,
-        offsets: ConsumerOffsets,
+        served: Served,
         kept: MountState,
         *,
         is_kept: bool,
-        executor: Executor,
-        clock: Clock,
         pulls: PullLimits,
         limits: PopLimits | None = None,
     ) -> None:
@@ -180,11 +173,12 @@ class Popper:
         self.log = AckLog(is_kept=is_kept)
         self.log.modes.update(kept.modes)
         self.limits = limits or PopLimits()
-        self._store, self._topics, self._offsets = store, topics, offsets
-        self._executor, self._clock, self._pulls = executor, clock, pulls
+        self._served, self._pulls = served, pulls
+        self._store, self._topics = served.store, served.topics
+        self._offsets, self._clock = served.offsets, served.clock
         self._states: dict[PopName, QueuePops] = {}
         for name, row in kept.acks.items():
-            self._states[name] = QueuePops(offsets.get(*name) or 0, row)
+            self._states[name] = QueuePops(served.offsets.get(*name) or 0, row)
         self._in_flight = 0
         self._turn = 0
         self._held: dict[Name, set[asyncio.Future[None]]] = {}
@@ -324,8 +318,7 @@ class Popper:
         name = (group, *queue)
         floor = self._offsets.get(*name)
         if floor is None:
-            bounds = self._store.bounds(*queue)
-            floor = max(int(bounds.min), 0) if bounds is not None else 0
+            floor = max(self._served.ends(*queue)[0], 0)
             self._offsets.commit(*name, floor)
         state = self._states.get(name)
         if state is None:
@@ -384,7 +377,7 @@ class Popper:
             filter=wanted.wanted if queue.topic == wanted.topic else None,
             timeout_s=taken.until_s - self._clock.monotonic_s(),
         )
-        result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        result = await self._served.run(read)
         got = [(int(at), raw) for at, raw in result.messages() if start <= at < end]
         behind = min(int(result.next_begin), end)
         if result.error is not None:  # damage is not stepped over
@@ -503,14 +496,12 @@ class Popper:
                 Code.MESSAGE_ILLEGAL, "a batch without queueId, startOffset or bitSet"
             )
         self._topics.require(topic, queue_id)
-        bounds = self._store.bounds(topic, queue_id)
-        low, end = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
+        low, end = self._served.ends(topic, queue_id)
         offsets = [start + at for at in bits_of(bits, self.limits.in_flight_max)]
         return (group, topic, queue_id), [offset for offset in offsets if low <= offset < end]
 
     def _require_message(self, topic: str, queue_id: int, offset: int) -> None:
-        bounds = self._store.bounds(topic, queue_id)
-        low, end = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
+        low, end = self._served.ends(topic, queue_id)
         if not low <= offset < end:
             why = f"offset is illegal, key:{topic}@{queue_id}, commit:{offset}, store:{low}~{end}"
             raise RefusalError(Code.NO_MESSAGE, why)
@@ -660,12 +651,12 @@ class Assignments:
     def __init__(
         self,
         log: AckLog,
-        topics: MountedTopics,
-        consumers: Consumers,
+        served: Served,
         names: NameServers,
     ) -> None:
         """Know what the journal says."""
-        self._log, self._topics, self._consumers, self._names = log, topics, consumers, names
+        self._log, self._topics, self._names = log, served.topics, names
+        self._consumers = served.consumers
 
     def handlers(self) -> Mapping[int, Handler]:
         """By code."""

@@ -21,7 +21,7 @@ import asyncio
 from bisect import bisect_right
 from collections import Counter
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -40,7 +40,7 @@ from tiered.mount import protocol
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
     import numpy.typing as npt
@@ -54,11 +54,12 @@ if TYPE_CHECKING:
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Incarnation
     from tiered.log.state import TierState
-    from tiered.mount.consumers import Consumers
+    from tiered.mount.consumers import Consumers, Locks
     from tiered.mount.name_servers import MountedTopics
     from tiered.mount.offsets import ConsumerOffsets
     from tiered.mount.server import Exchange, Handled
 
+T = TypeVar("T")
 COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
 """Bits of a pull request's ``sysFlag``."""
 FILTERS_MAX: Final = 1024
@@ -168,32 +169,39 @@ def are_neighbours(records: RecordBatch) -> bool:
     return not int(np.bitwise_or.reduce(flags)) & (INNER_BATCH | NEED_UNWRAP)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served, and to whom: all that answers has this. Of one loop."""
+
+    store: OpenMessageStore
+    topics: MountedTopics  # what there is
+    consumers: Consumers  # who consumes
+    locks: Locks  # of orderly consumers
+    offsets: ConsumerOffsets  # where groups are
+    executor: Executor  # for what may ask the tier
+    clock: Clock
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Have it done in a thread of the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+
+    def ends(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Where a queue begins and ends; 0 and 0 of one that there is not."""
+        bounds = self.store.bounds(topic, queue_id)
+        return (0, 0) if bounds is None else (int(bounds.min), int(bounds.end))
+
+
 class Puller:
     """Answers pulls, and holds those at the end of a queue. Of one loop."""
 
-    def __init__(
-        self,
-        store: OpenMessageStore,
-        topics: MountedTopics,
-        consumers: Consumers,
-        offsets: ConsumerOffsets,
-        *,
-        executor: Executor,
-        clock: Clock,
-        limits: PullLimits | None = None,
-    ) -> None:
+    def __init__(self, served: Served, limits: PullLimits) -> None:
         """Nobody pulls yet."""
-        self.limits = limits or PullLimits()
+        self.limits = limits
         self.found: Counter[GetStatus] = Counter()  # how many reads ended how, by status
         # Queue offsets that were passed over since they hold no message, but for what was compacted.
         self.skipped = 0
         self.read_bytes: Counter[Side] = Counter()  # of records given out, by where they were read
-        self._store = store
-        self._topics = topics
-        self._consumers = consumers
-        self._offsets = offsets
-        self._executor = executor
-        self._clock = clock
+        self._served, self._store, self._clock = served, served.store, served.clock
         self._held: dict[MessageQueue, set[asyncio.Future[None]]] = {}
         self._held_ends: dict[MessageQueue, int] = {}
         self._held_count, self._held_room = 0, self.limits.held_max
@@ -214,7 +222,7 @@ class Puller:
             RefusalError: It asks for what there is not, or it cannot be read.
         """
         wanted = self._parse(asked.request)
-        reset = self._offsets.take_reset(wanted.group, *wanted.queue)
+        reset = self._served.offsets.take_reset(wanted.group, *wanted.queue)
         if reset is not None:
             return self._moved_to(wanted.queue, reset)
         # A filter may look at much.
@@ -227,9 +235,8 @@ class Puller:
 
     def _moved_to(self, queue: MessageQueue, reset: int) -> Command:
         """A person has set the group's offset."""
-        bounds = self._store.bounds(*queue)
-        ends = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
-        return Command(Code.PULL_OFFSET_MOVED, remark="OFFSET_RESET", fields=_places(reset, *ends))
+        fields = places(reset, *self._served.ends(*queue))
+        return Command(Code.PULL_OFFSET_MOVED, remark="OFFSET_RESET", fields=fields)
 
     # -- what is asked ----------------------------------------------------------------------------
 
@@ -243,11 +250,11 @@ class Puller:
         count = protocol.whole(request, "maxMsgNums", 32)
         size_bytes = protocol.whole(request, "maxMsgBytes", self.limits.bytes_max)
         hold_s = protocol.whole(request, "suspendTimeoutMillis", 0) / 1000
-        self._topics.require(topic, queue_id)
+        self._served.topics.require(topic, queue_id)
         wanted, is_one_for_all = self._filter(request, group, topic, flags)
         committed = protocol.whole(request, "commitOffset", -1)
         if flags & COMMITS and committed >= 0:
-            self._offsets.commit(group, topic, queue_id, committed)
+            self._served.offsets.commit(group, topic, queue_id, committed)
         return Pull(
             group,
             MessageQueue(topic, queue_id),
@@ -268,7 +275,7 @@ class Puller:
             kind = request.fields.get("expressionType") or "TAG"
         else:
             version = protocol.whole(request, "subVersion", 0)
-            found = self._consumers.subscription(group, topic, version)
+            found = self._served.consumers.subscription(group, topic, version)
             expression, kind = found.expression, found.kind
         if flags & HAS_CLASS_FILTER:
             return None, True
@@ -324,7 +331,7 @@ class Puller:
             return None
         self.found[GetStatus.FOUND] += 1
         self.read_bytes[Side.TIER] += cut[0].nbytes
-        fields = _places(cut[1], handout.low, handout.high)
+        fields = places(cut[1], handout.low, handout.high)
         return Command(Code.SUCCESS, remark=FOUND, fields=fields, body=(cut[0],))
 
     def _handout(self, state: TierState, wanted: Pull, now_s: float) -> Handout | None:
@@ -393,7 +400,7 @@ class Puller:
         await asked.make_room(wanted.size_bytes)
         # From now on, though all threads may be busy for a while: who asked would be gone when one begins.
         read = partial(self._get, wanted, self._clock.monotonic_s() + self.limits.read_s)
-        result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        result = await self._served.run(read)
         asked.resize(result.size_bytes)
         return result
 
@@ -526,7 +533,7 @@ def answer(result: GetResult, asked: int) -> Command:
         next_begin, code = _unfound(result, asked)
     if result.chunks:
         next_begin = max(next_begin, _end_of_record(result.chunks[-1]))
-    told = _places(next_begin, int(result.min_offset), int(result.max_offset))
+    told = places(next_begin, int(result.min_offset), int(result.max_offset))
     return Command(code, remark=result.status.name, fields=told, body=gather(result.chunks))
 
 
@@ -541,7 +548,8 @@ def _unfound(result: GetResult, asked: int) -> tuple[int, Code]:
     return int(result.next_begin), _CODES[result.status]
 
 
-def _places(next_begin: int, low: int, end: int) -> dict[str, str]:
+def places(next_begin: int, low: int, end: int) -> dict[str, str]:
+    """Fields of an answer to a pull: where to go on, and where the queue begins and ends."""
     return {
         "suggestWhichBrokerId": "0",
         "nextBeginOffset": str(next_begin),

@@ -44,7 +44,7 @@ from tiered.format.remoting import SIZE_BYTES, Command, FrameError, decode, enco
 from tiered.model import MessageQueue
 from tiered.mount import protocol
 from tiered.mount.protocol import Code, RefusalError, as_json
-from tiered.mount.pulling import Puller
+from tiered.mount.pulling import Puller, places
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -454,14 +454,8 @@ class ReplicaPuller(Puller):
         return self._nothing(place, Code.PULL_RETRY_IMMEDIATELY, MASTER)
 
     def _nothing(self, place: AskedPlace, code: Code, next_id: str) -> Command:
-        bounds = self._store.bounds(*place.queue)
-        ends = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
-        fields = {
-            "suggestWhichBrokerId": next_id,
-            "nextBeginOffset": str(place.offset),
-            "minOffset": str(max(ends[0], 0)),
-            "maxOffset": str(max(ends[1], 0)),
-        }
+        said = places(place.offset, *self._served.ends(*place.queue))
+        fields = {**said, "suggestWhichBrokerId": next_id}
         return Command(code, remark="it is the master's", fields=fields)
 
     async def _passed_on(self, asked: Exchange, place: AskedPlace) -> Command:

@@ -53,8 +53,7 @@ from zlib_ng import zlib_ng
 
 from backends.lazy_dataclass import dataclass
 from tiered.api.broker_place import RetryPlace, require_rocketmq
-from tiered.api.reading import Span, plan_span, read_for
-from tiered.api.sound import Lost, find_lost, read_sound, told
+from tiered.api.reading import Lost, Span, find_lost, plan_span, read_for, read_sound, told
 from tiered.api.stores import backend_errors
 from tiered.errors import DataError, InvalidError
 from tiered.format.fastjson import loads

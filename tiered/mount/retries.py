@@ -31,7 +31,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -58,8 +58,7 @@ from tiered.format.record import (
     record_bytes,
 )
 from tiered.journal.append import JournalWriter
-from tiered.journal.checkpoint import trim_journal
-from tiered.journal.lease import Holder
+from tiered.journal.replay import trim_journal
 from tiered.keys import BUNDLE
 from tiered.local.catalog import DEAD_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TOPIC_BYTES_MAX
 from tiered.local.interface import RecordBatch
@@ -281,7 +280,6 @@ class RetryWriter:
             bare,
             prefix,
             TierMachine(),
-            writer=f"{rng.getrandbits(32):08x}",
             clock=clock,
             rng=rng,
             stop=self.stop,
@@ -350,7 +348,7 @@ class RetryWriter:
 
     def _take_epoch(self) -> Uploader:
         journal = self._journal
-        journal.take_epoch(asdict(Holder.present()))
+        journal.take_epoch()
         if not journal.state.store:
             named = {"cluster": self._place.cluster, "broker": self._place.broker}
             store = {**named, "store_id": "", "kind": "rocketmq"}

@@ -9,7 +9,6 @@ Of one loop; the tier is read in the pool's threads.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -26,11 +25,8 @@ from tiered.mount.retries import MAX_TIMES, PLACES_FROM, delayed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from concurrent.futures import Executor
 
-    from tiered.clock import Clock
-    from tiered.mount.consumers import Locks
-    from tiered.mount.name_servers import MountedTopics
+    from tiered.mount.pulling import Served
     from tiered.mount.retries import RetryLog
     from tiered.mount.server import Exchange, Handler
 
@@ -53,12 +49,9 @@ class SendingBack:
     """Answers of one mount."""
 
     log: RetryLog | None  # None: nothing is kept, and all is refused
-    topics: MountedTopics
-    locks: Locks  # of orderly consumers
+    served: Served
     record_at: Callable[[int, str | None, str], Awaitable[bytes]]
     """Finds the record at a place of the old broker's log; a topic narrows it down, and the group who was given it."""
-    executor: Executor  # for what reads the log
-    clock: Clock  # time
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """``SubscriptionGroupConfig`` of the groups of a broker that was decommissioned."""
 
@@ -94,9 +87,7 @@ class SendingBack:
     async def _find(self, log: RetryLog, group: str, place: int, topic: str | None) -> Record:
         """The message at a place of the old broker's log, or of ours. Of one that was retried the first topic is named."""
         if place >= PLACES_FROM:
-            found = await asyncio.get_running_loop().run_in_executor(
-                self.executor, log.record_at, place
-            )
+            found = await self.served.run(partial(log.record_at, place))
             if found is None:
                 raise RefusalError(Code.SYSTEM_ERROR, f"look message by offset failed, {place}")
             return found
@@ -104,7 +95,7 @@ class SendingBack:
         try:
             raw = await self.record_at(place, topic, group)
         except RefusalError:
-            if topic not in self.topics.queues or retry not in self.topics.queues:
+            if topic not in self.served.topics.queues or retry not in self.served.topics.queues:
                 raise
             raw = await self.record_at(place, retry, group)
         return decode_record(raw)
@@ -114,13 +105,13 @@ class SendingBack:
         log, request = self._log(), asked.request
         topic = protocol.name(request, called["topic"])
         group = topic.removeprefix(RETRY_PREFIX)
-        if group == topic or topic not in self.topics.queues:
+        if group == topic or topic not in self.served.topics.queues:
             raise RefusalError(Code.NO_PERMISSION, READ_ONLY)
         record = self._made(asked, called)
         times = protocol.whole(request, called["maxReconsumeTimes"], self._max_times(group))
         said = record.properties
         level = _number(said.get(names.DELAY))
-        if record.reconsume_times > times or self.locks.has_any(group):
+        if record.reconsume_times > times or self.served.locks.has_any(group):
             record, level = replace(record, topic=DEAD_PREFIX + group), 0
         made = await log.put(delayed(record, said, level))
         told = {
@@ -151,7 +142,7 @@ class SendingBack:
             sys_flag=flags | (BORN_HOST_V6 if is_v6(born) else 0),
             born_timestamp_ms=number["bornTimestamp"],
             born_host=born,
-            store_timestamp_ms=self.clock.now_ms(),
+            store_timestamp_ms=self.served.clock.now_ms(),
             store_host=_HERE,
             reconsume_times=number["reconsumeTimes"],
             prepared_transaction_offset=0,

@@ -36,10 +36,9 @@ from backends.lazy_dataclass import dataclass
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
 from tiered.archive.bodies import BodyLayout
-from tiered.archive.checked_ranges import ObjectFile
+from tiered.archive.checked_ranges import ObjectFile, find_damage, prove_files, reading
 from tiered.archive.columns import every_schema, topic_schema
 from tiered.archive.columns import schema as archive_schema
-from tiered.archive.damage import find_damage, prove_files, reading
 from tiered.archive.duck import (
     LATEST,
     is_named,
@@ -85,7 +84,7 @@ from tiered.spark.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     import pyarrow as pa
@@ -93,7 +92,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import ArchiveQueue, ParquetFile
+    from tiered.archive.model import ArchiveQueue
     from tiered.spark.offset_ranges import ReadPlan
 
 Value = str | int | bool | datetime | list[str] | tuple[str, ...]
@@ -265,7 +264,10 @@ def _chosen(names: Sequence[str] | None, named: Mapping[str, str]) -> pa.Schema 
     if names is None:
         return None
     require_columns(list(names), partial(tier_columns, named, selection_of(named)))
-    known = archive_schema(BodyLayout(is_kafka=True))
+    return _fields(archive_schema(BodyLayout(is_kafka=True)), names)
+
+
+def _fields(known: pa.Schema, names: Sequence[str]) -> pa.Schema:
     return load_pyarrow().schema([known.field(name) for name in names])
 
 
@@ -274,7 +276,7 @@ def _planned_columns(names: Sequence[str] | None, plan: ReadPlan) -> pa.Schema:
     if names is None:
         return known
     require_columns(list(names), lambda: frozenset(known.names))
-    return load_pyarrow().schema([known.field(name) for name in names])
+    return _fields(known, names)
 
 
 def _plan(
@@ -367,7 +369,10 @@ class _Native:
         if not files:
             return self.spark.createDataFrame([], kinds)
         require_reach(self.spark, self.store, self.scheme)
-        self._prove(files)
+        if self.is_proved:
+            prove_whole(self.store, self.state, {file.key for file in files})
+        else:
+            prove_ends(self.store, files)
         reader = self.spark.read.schema(kinds)
         reader = reader.option("parquet.page.verify-checksum.enabled", "true")
         for name in _SILENT:  # a session may have them for other tables; here rows would be missing
@@ -424,13 +429,6 @@ class _Native:
             found.setdefault(cut.get(file.key), []).append(file.key)
         return found
 
-    def _prove(self, files: Sequence[Chosen]) -> None:
-        if self.is_proved:
-            keys = {file.key for file in files}
-            prove_files(self.store, [file for file in _every(self.state) if file.key in keys])
-        else:
-            prove_ends(self.store, files)
-
 
 _SILENT = ("ignoreMissingFiles", "ignoreCorruptFiles")
 _PATHS_MAX = 32
@@ -461,10 +459,6 @@ def _folders(key: str) -> Iterator[str]:
     for at, char in enumerate(key):
         if char == "/":
             yield key[: at + 1]
-
-
-def _every(state: ArchiveState) -> Iterable[ParquetFile]:
-    return (file for files in files_by_topic(state).values() for file in files)
 
 
 def _without(frame: Any, cuts: Mapping[ArchiveQueue, int], cluster: str | None) -> Any:  # noqa: ANN401
@@ -502,6 +496,12 @@ def require_reach(spark: Any, store: ObjectStore, scheme: str) -> None:  # noqa:
 # -- proof of files --------------------------------------------------------------------------------
 
 _PROVERS = 8
+
+
+def prove_whole(store: ObjectStore, state: ArchiveState, keys: Collection[str]) -> None:
+    """Read files whole, and hold each against its checksum."""
+    every = (file for files in files_by_topic(state).values() for file in files)
+    prove_files(store, [file for file in every if file.key in keys])
 
 
 def prove_ends(store: ObjectStore, files: Iterable[Chosen]) -> None:
@@ -568,8 +568,7 @@ def file_uris(
     state = read_archive(archive)
     keys = [file.key for file in plan_files(state, wanted or Selection()).files]
     if is_proved:
-        known = {file.key: file for files in files_by_topic(state).values() for file in files}
-        prove_files(archive, (known[key] for key in keys))
+        prove_whole(archive, state, keys)
     return [uri_of(archive, key, scheme=scheme) for key in keys]
 
 
@@ -734,10 +733,8 @@ def _said(text: str) -> str:
     """What Spark says, in one line: of a failure within it, what came first."""
     lines = text.strip().splitlines() or ["Spark says nothing"]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    if causes:
-        return causes[-1]
     is_ours = lines[0].endswith("Traceback (most recent call last):")
-    return lines[-1 if is_ours else 0]
+    return causes[-1] if causes else lines[-1 if is_ours else 0]
 
 
 def make_views(

@@ -49,7 +49,7 @@ from tiered.archive.plan import (
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TableRows, refuses_file
 from tiered.errors import DataError, InvalidError
-from tiered.journal.typed import as_row, row_of
+from tiered.journal.entry import as_row, row_of
 from tiered.log.cursor import IncarnationView, QueueCursor, incarnation_at
 from tiered.log.parts import Gap, Incarnation, Parts
 from tiered.log.reader import QueueReader, TierReader

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.lazy_dataclass import dataclass
 from tiered.errors import DataError, InvalidError
-from tiered.journal.typed import as_object
+from tiered.journal.entry import as_object
 from tiered.spark.offset_ranges import (
     FAIL,
     SKIP,
@@ -408,7 +408,7 @@ def advance(
     for number, (key, mine) in enumerate(ahead.items()):
         taken = mine.take(amounts[number], by_bytes=by_bytes, least=number == most)
         found[key] = _end(mine.queue, mine.base, taken, rules)
-    same = all(start.get(key) is not None and _is_same(start[key], found[key]) for key in found)
+    same = all(key in start and start[key].settled == at.settled for key, at in found.items())
     return start if same else {**{key: at.settled for key, at in start.items()}, **found}
 
 
@@ -429,7 +429,12 @@ def _end(queue: Incarnations, base: Position, taken: list[OffsetRun], rules: Rul
     first = next((number for number, run in enumerate(taken) if not run.is_there), None)
     if first is not None and rules.on_gap != SKIP:
         if not first:
-            raise gap_error(queue.key, taken[0].start, taken[0].end)
+            gap, key = taken[0], queue.key
+            raise DataError(
+                f"the tier has no messages of {key.topic}/{key.queue_id} from offset {gap.start} to {gap.end}:"
+                " they have expired, or never came there",
+                do='.option("on-gap", "skip") goes on behind them',
+            )
         taken = taken[:first]
     if not taken:
         return base
@@ -449,19 +454,6 @@ def _end(queue: Incarnations, base: Position, taken: list[OffsetRun], rules: Rul
         lost=base.lost + missing,
         through=tuple(through),
     )
-
-
-def gap_error(key: Key, start: int, end: int) -> DataError:
-    """Messages that a stream would miss."""
-    return DataError(
-        f"the tier has no messages of {key.topic}/{key.queue_id} from offset {start} to {end}:"
-        " they have expired, or never came there",
-        do='.option("on-gap", "skip") goes on behind them',
-    )
-
-
-def _is_same(before: Position, after: Position) -> bool:
-    return before.settled == after.settled
 
 
 def _stranger(key: Key, what: str) -> DataError:
@@ -520,7 +512,11 @@ def batch_of(
         if missing > at.missing:
             short[key] = missing - at.missing
             if rules.on_gap != SKIP:
-                raise _short_error(key, at, short[key])
+                raise DataError(
+                    f"the batch of {key.topic}/{key.queue_id} from offset {at.from_offset} to {at.offset} cannot be read"
+                    f" as it was planned: {short[key]} of its messages have expired since",
+                    do='.option("on-gap", "skip") reads what is left of it, and counts them',
+                )
     return Batch(plan.offset_ranges, list(plan.files.values()), short)
 
 
@@ -547,11 +543,3 @@ def charged(
         )
         for key, at in positions.items()
     }
-
-
-def _short_error(key: Key, at: Position, count: int) -> DataError:
-    return DataError(
-        f"the batch of {key.topic}/{key.queue_id} from offset {at.from_offset} to {at.offset} cannot be read as it was"
-        f" planned: {count} of its messages have expired since",
-        do='.option("on-gap", "skip") reads what is left of it, and counts them',
-    )

@@ -25,7 +25,7 @@ from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.layout import LOG_DIRECTORY
 from tiered.local.mapped_file_queue import NAME_DIGITS
 from tiered.store.encoding import RecordPlaces, join
-from tiered.store.facts import StoredHandover
+from tiered.store.listing import StoredHandover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

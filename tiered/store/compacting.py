@@ -41,8 +41,15 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from backends.lazy_dataclass import dataclass
-from tiered.compaction.keyed import keyed_block
-from tiered.compaction.newest import EMPTY, KEYED, Newest, in_rounds, is_among, keys_that_fit
+from tiered.compaction.newest import (
+    EMPTY,
+    KEYED,
+    Newest,
+    in_rounds,
+    is_among,
+    keyed_block,
+    keys_that_fit,
+)
 from tiered.compaction.passes import LogFile, PassSettings, plan_pass
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, InvalidError, TieredStoreError

@@ -36,7 +36,7 @@ from tiered.crashpoints import reached
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.catalog import check_topic
-from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+from tiered.model import Closing, MessageQueue, PhysicalOffset, QueueOffset
 from tiered.store.commitlog import CommitLog, GroupCommits, not_stored
 from tiered.store.compacting import Compactions
 from tiered.store.disk import CHECKPOINT_FILE, Disk, is_for_room, replace_file
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 _DRAIN_S = 60.0
 
 
-class MessageStore:
+class MessageStore(Closing):
     """See the module. Make it with ``create`` or ``open``."""
 
     @classmethod
@@ -358,12 +358,6 @@ class MessageStore:
                 self._compactions.stop()
                 self._commits.fail(ClosedError("the store was closed", where=self.root))
                 self._parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- inside ----------------------------------------------------------------------------------
 

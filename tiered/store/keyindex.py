@@ -237,11 +237,6 @@ class KeyIndex:
         return max((file.end_physical for file in self._files if file.count > 1), default=-1)
 
     @property
-    def item_count(self) -> int:
-        """Keys in all files."""
-        return sum(file.count - 1 for file in self._files)
-
-    @property
     def newest_begin(self) -> tuple[int, int] | None:
         """Store time (UTC ms) and physical offset of the first record in the newest file; None without one."""
         newest = self._files[-1] if self._files else None

@@ -51,7 +51,7 @@ from tiered.local.queue_reader import (
     whole_records,
 )
 from tiered.model import Boundary, MessageQueue
-from tiered.store.facts import key_hash
+from tiered.store.listing import key_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

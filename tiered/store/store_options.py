@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final
 
 from backends.lazy_dataclass import dataclass
-from tiered.compaction.retention import ROCKETMQ, RetentionPolicy
+from tiered.compaction.passes import ROCKETMQ, RetentionPolicy
 from tiered.errors import InvalidError
 from tiered.format.items import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.format.record import BLANK_BYTES_MIN

@@ -38,19 +38,20 @@ from backends.lazy_dataclass import dataclass
 from backends.wrapping import Prices
 from tiered.api.broker_place import require_conditional_writes
 from tiered.compaction.newest import GOES, HOLDS, Newest, in_rounds, in_several, keys_that_fit
-from tiered.compaction.passes import LogFile, PassSettings, plan_pass
-from tiered.compaction.retention import (
+from tiered.compaction.passes import (
     CAREFUL,
     EVERY,
+    LogFile,
+    PassSettings,
     RetentionPolicy,
+    plan_pass,
     tombstones_gone,
     with_pass,
 )
 from tiered.crashpoints import reached
 from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, no_topic
-from tiered.journal.entry import Entry
-from tiered.journal.typed import AnyInt, row_of
+from tiered.journal.entry import AnyInt, Entry, row_of
 from tiered.keys import maintenance_sequences, maker_of
 from tiered.log.actions import IncarnationPasses
 from tiered.log.bundles import encode_numbers

@@ -18,8 +18,16 @@ import numpy as np
 from backends.errors import AlreadyExistsError
 from backends.lazy_dataclass import dataclass
 from tiered.clock import ManualClock
-from tiered.compaction.keyed import keyed_kafka, keyed_records
-from tiered.compaction.newest import EMPTY, GOES, HOLDS, KEYED, NO_LIMIT, Newest
+from tiered.compaction.newest import (
+    EMPTY,
+    GOES,
+    HOLDS,
+    KEYED,
+    NO_LIMIT,
+    Newest,
+    keyed_kafka,
+    keyed_records,
+)
 from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import Packer

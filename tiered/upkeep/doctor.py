@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import resource
 import shutil
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.base import foreign_below
 from backends.errors import (
@@ -29,20 +30,34 @@ from backends.errors import (
 )
 from backends.lazy_dataclass import dataclass
 from backends.local import HIDDEN, LocalFolderStore
-from backends.registry import PREFIX, folder_of, probe
-from backends.registry import PREFIX as PROBES
-from backends.s3_bucket import plain_http_host, read_object_lock, read_rules
+from backends.registry import PREFIX, folder_of, probe, redacted
+from backends.s3_control import plain_http_host, read_object_lock, read_rules
+from backends.s3_settings import split_location
 from backends.wrapping import put_own
-from tiered.api.broker_place import find_places
-from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of
+from tiered.api.broker_place import TIMER_SIGNS, TimerPlace, find_places, timers_of
 from tiered.errors import DataError, InvalidError, TieredStoreError
+from tiered.keys import (
+    BUNDLE,
+    DATA_ROOTS,
+    HANDOVER,
+    JOURNAL,
+    LEASE,
+    LEDGER,
+    MEMBERS,
+    MIRROR,
+    MOUNT,
+    QUEUE,
+    TIMER,
+    TOPIC,
+    broker_prefix,
+)
 from tiered.log.verify import is_known_key
 from tiered.packages import OURS, shared_with
 from tiered.upkeep.status import bills_requests, dearest, rate_document, rate_text, read_rate
 from tiered.upkeep.workplace import EXPIRED, GONE, UNREADABLE, report_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from backends.base import ObjectStore
@@ -72,6 +87,11 @@ class Check:
     status: str  # ``ok``, ``warn`` or ``fail``
     detail: str  # what was found
     advice: str = ""  # what to do; empty when there is nothing to do
+
+
+def _judged(name: str, wrong: str, advice: str, well: str, status: str = WARN) -> Check:
+    """What is wrong and what to do about it; or, where that is nothing, that all is well."""
+    return Check(name, status, wrong, advice) if wrong else Check(name, OK, well)
 
 
 def examine(
@@ -180,10 +200,9 @@ def _skew(store: ObjectStore, key: str, before_ms: int, clock: Clock) -> Iterato
     skew_ms = max(before_ms - 2000 - modified_ms, modified_ms - clock.now_ms() - 1000, 0)
     detail = f"{skew_ms / 1000:.0f} s between this clock and the store's"
     advice = "set the clock (NTP): leases last seconds, and S3 refuses what is 15 minutes off"
-    if skew_ms < _SKEW_WARN_MS:
-        yield Check("clock", OK, "agrees with the store's")
-    else:
-        yield Check("clock", FAIL if skew_ms >= _SKEW_FAIL_MS else WARN, detail, advice)
+    wrong = detail * (skew_ms >= _SKEW_WARN_MS)
+    status = FAIL if skew_ms >= _SKEW_FAIL_MS else WARN
+    yield _judged("clock", wrong, advice, "agrees with the store's", status)
 
 
 def _conditions(store: ObjectStore, probe_id: str) -> Check:
@@ -198,14 +217,8 @@ def _conditions(store: ObjectStore, probe_id: str) -> Check:
         if not found.distinguishes_case:
             detail += "; names that differ only in case are one here, so keys escape topics' capital letters"
         return Check(name, OK, detail)
-    missing = [
-        text
-        for text, can in (
-            ("put-if-absent", found.put_if_absent),
-            ("compare-and-set", found.compare_and_set),
-        )
-        if not can
-    ]
+    asked = {"put-if-absent": found.put_if_absent, "compare-and-set": found.compare_and_set}
+    missing = [text for text, can in asked.items() if not can]
     return Check(name, FAIL, f"{' and '.join(missing)} not honoured: no `attach`", advice)
 
 
@@ -225,13 +238,9 @@ def _folder(path: str) -> Iterator[Check]:
         path = os.path.dirname(path)  # noqa: PTH120 (likewise)
     found = os.statvfs(path)
     advice = "make room: a full tier stops tiering, and local retention goes on"
+    size = found.f_bavail * found.f_frsize
     for name, free, total, text in (
-        (
-            "free_space",
-            found.f_bavail,
-            found.f_blocks,
-            f"{found.f_bavail * found.f_frsize:,} bytes",
-        ),
+        ("free_space", found.f_bavail, found.f_blocks, f"{size:,} bytes"),
         ("free_inodes", found.f_favail, found.f_files, f"{found.f_favail:,} files"),
     ):
         share = free / total if total else 1.0  # some file systems count no inodes
@@ -241,44 +250,34 @@ def _folder(path: str) -> Iterator[Check]:
 
 def _bucket(location: str, options: S3Options) -> Iterator[Check]:
     host = plain_http_host(location, options)
-    if host and host not in _LOOPBACK:
-        yield Check(
-            "encryption", WARN, f"messages go to {host} by plain http", "use an https endpoint"
-        )
-    else:
-        yield Check("encryption", OK, "https" if not host else "plain http, on this machine")
-    yield from _object_lock(location, options)
+    wrong = f"messages go to {host} by plain http" if host and host not in _LOOPBACK else ""
+    well = "plain http, on this machine" if host else "https"
+    yield _judged("encryption", wrong, "use an https endpoint", well)
+    yield _object_lock(location, options)
     try:
         rules = read_rules(location, options)
     except (BackendError, ConfigurationError) as error:
         detail = f"the bucket's rules cannot be read: {error}"
         yield Check("lifecycle", OK, detail, "look at them yourself, or allow reading them")
         return
-    if rules.harmful:
-        advice = "restrict the rule to other prefixes; `tiered expire` deletes by age, safely"
-        yield Check("lifecycle", FAIL, "; ".join(rules.harmful), advice)
-    else:
-        yield Check("lifecycle", OK, "no rule deletes or moves what is in the tier")
-    if rules.versioning == "Enabled":
-        advice = "expire noncurrent versions by a lifecycle rule; `tiered gc --erase` deletes those of messages"
-        yield Check("versioning", WARN, "deleted objects stay as old versions, and cost", advice)
-    else:
-        yield Check("versioning", OK, "off")
+    advice = "restrict the rule to other prefixes; `tiered expire` deletes by age, safely"
+    well = "no rule deletes or moves what is in the tier"
+    yield _judged("lifecycle", "; ".join(rules.harmful), advice, well, FAIL)
+    wrong = "deleted objects stay as old versions, and cost" * (rules.versioning == "Enabled")
+    advice = "expire noncurrent versions by a lifecycle rule; `tiered gc --erase` deletes those of messages"
+    yield _judged("versioning", wrong, advice, "off")
 
 
-def _object_lock(location: str, options: S3Options) -> Iterator[Check]:
+def _object_lock(location: str, options: S3Options) -> Check:
     try:
         kept = read_object_lock(location, options)
     except (BackendError, ConfigurationError) as error:
         detail = f"the bucket does not say whether it locks objects: {error}"
-        yield Check("object_lock", OK, detail, "look at it yourself, or allow reading it")
-        return
-    if kept:
-        detail = f"Object Lock keeps each new object ({kept}): what is deleted stays as an old version until then"
-        advice = "count it into the costs; what must be erased sooner belongs into a bucket without this rule"
-        yield Check("object_lock", WARN, detail, advice)
-    else:
-        yield Check("object_lock", OK, "no rule of Object Lock keeps new objects")
+        return Check("object_lock", OK, detail, "look at it yourself, or allow reading it")
+    detail = f"Object Lock keeps each new object ({kept}): what is deleted stays as an old version until then"
+    advice = "count it into the costs; what must be erased sooner belongs into a bucket without this rule"
+    well = "no rule of Object Lock keeps new objects"
+    return _judged("object_lock", detail if kept else "", advice, well)
 
 
 # -- the tier, the local store, this machine ----------------------------------------------------
@@ -325,11 +324,9 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
         GONE: "its writer was killed",
         UNREADABLE: "it cannot be read",
     }
-    if found.word in words:
-        advice = "start the writer again, if it should run; the next one takes the lease"
-        yield Check("lease", WARN, f"{name}: {words[found.word]}", advice)
-    else:
-        yield Check("lease", OK, f"{name}: {found.word}")
+    wrong = f"{name}: {words[found.word]}" if found.word in words else ""
+    advice = "start the writer again, if it should run; the next one takes the lease"
+    yield _judged("lease", wrong, advice, f"{name}: {found.word}")
     if found.is_held:
         rate = read_rate(store, place.prefix, found.number, clock.now_ms())
         if (document := rate_document(rate)) is not None:
@@ -340,10 +337,8 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
 def _freshness() -> Check:
     """What the greatest cost of tiering to S3 is, before it is met."""
     prices = ", ".join(f"${dearest(s).dollars:.0f} with {s} s" for s in (2, 10, 60))
-    detail = (
-        f"requests of a writer cost at most so much a month, while bundles are not full: {prices}"
-    )
-    return Check("freshness", OK, detail)
+    said = "requests of a writer cost at most so much a month, while bundles are not full"
+    return Check("freshness", OK, f"{said}: {prices}")
 
 
 def _foreign(store: ObjectStore, place: Place) -> Check:
@@ -373,10 +368,9 @@ def _local(open_local: Callable[[], LocalStore]) -> Check:
         return Check("local_store", FAIL, str(error), "give the broker's store directory, readable")
     messages = sum(bounds.end - bounds.min for bounds in queues.values())
     detail = f"{messages:,} messages in {len(queues)} queues"
-    if report.damaged_records:
-        detail += f", {report.damaged_records} damaged records so far"
-        return Check("local_store", WARN, detail, "they go to quarantine; look at the disk")
-    return Check("local_store", OK, detail)
+    wrong = f"{detail}, {report.damaged_records} damaged records so far"
+    advice = "they go to quarantine; look at the disk"
+    return _judged("local_store", wrong if report.damaged_records else "", advice, detail)
 
 
 def _packages() -> Check:
@@ -432,7 +426,9 @@ def trial_store(
         _require_makeable(folder, is_new=is_new)
     try:
         is_tier = bool(_places(store))
-        other = None if is_tier else _other_thing(store)
+        traces = (PREFIX, SCRATCH, HIDDEN)
+        others = (i.key for i in store.list("") if not i.key.startswith(traces))
+        other = None if is_tier else next(others, None)
     except BackendError:
         yield store  # it cannot be reached, which the first check says
         return
@@ -457,12 +453,6 @@ def _require_makeable(folder: Path, *, is_new: bool) -> None:
         )
 
 
-def _other_thing(store: ObjectStore) -> str | None:
-    """The first object that is not a trace of a probe."""
-    traces = (PROBES, SCRATCH, HIDDEN)
-    return next((i.key for i in store.list("") if not i.key.startswith(traces)), None)
-
-
 @contextlib.contextmanager
 def _scratch(parent: Path, probe_id: str) -> Iterator[ObjectStore]:
     path = parent / f"{SCRATCH}{probe_id}"
@@ -472,3 +462,217 @@ def _scratch(parent: Path, probe_id: str) -> Iterator[ObjectStore]:
     finally:
         store.close()
         shutil.rmtree(path, ignore_errors=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Least-privilege S3 policies: what each role needs, said once; a policy document for a bucket and prefix made of it.
+#
+# ``ROLES`` is the description. ``policy`` is a pure function from it, a role and a place to an IAM policy document,
+# which AWS and MinIO take alike. The tests run each role's commands on a server that enforces the documents, and try
+# what they refuse.
+#
+# The patterns of keys follow ``tiered.keys``. When the broker is not named, ``*`` stands for it; since ``*`` also
+# covers slashes, a topic that is itself called ``journal`` or ``ledger`` then lies within what a reclaimer may put,
+# and the journal of a mount within what a writer or a reclaimer may. Naming cluster and broker makes the patterns
+# exact.
+# --------------------------------------------------------------------------------------------------
+
+
+WRITER, READER, ARCHIVER, RECLAIMER = "writer", "reader", "archiver", "reclaimer"
+ERASER, MOUNTER, TIMEKEEPER = "eraser", "mounter", "timekeeper"
+LIST, GET, PUT, DELETE = "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"
+VERSIONING, VERSIONS = "s3:GetBucketVersioning", "s3:ListBucketVersions"
+DELETE_VERSION = "s3:DeleteObjectVersion"
+_MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+_KEY = re.compile(
+    r"arn:aws[a-z-]*:kms:([a-z0-9-]+|REGION):(\d+|ACCOUNT):(key|alias)/[A-Za-z0-9/_-]+"
+)
+"""With words in capitals it is a pattern for who fills them in."""
+_UNFIT = frozenset("*?$")
+"""Characters that mean something else in a policy."""
+_DATA = tuple(f"{root}*" for root in DATA_ROOTS)
+_CHECKPOINTS = f"{MIRROR}{JOURNAL}*"
+_KEPT = (f"{JOURNAL}*", _CHECKPOINTS, LEASE, f"{LEDGER}*")
+_REWRITTEN = tuple(f"{root}*" for root in (BUNDLE, TOPIC, QUEUE))
+_GONE = (f"{JOURNAL}*", _CHECKPOINTS, *_DATA, f"{LEDGER}*")
+
+
+def _with_timers(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Patterns for a broker's topics and, likewise, for its timers."""
+    return *patterns, *(TIMER + pattern for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What somebody may do with a tier, besides listing and reading all of it."""
+
+    help: str  # which commands it is for
+    puts: tuple[str, ...] = ()
+    """Patterns of keys below the broker's prefix that it creates or replaces."""
+    deletes: tuple[str, ...] = ()  # patterns of keys below the broker's prefix that it deletes
+    roots: tuple[str, ...] = ()
+    """Patterns of keys at the URL itself that it creates, replaces and deletes, unless one broker is meant."""
+    probes: bool = False
+    """Whether it writes and deletes the small objects by which a store is probed."""
+    archives: bool = False  # whether it writes to an archive too
+    versions: bool | None = None
+    """Whether it deletes what a bucket with versioning keeps of deleted objects; None: it does not even ask."""
+
+
+ROLES: Mapping[str, Role] = {
+    WRITER: Role(
+        "attach, verify --repair, rebuild, lease --break, doctor",
+        puts=(f"{JOURNAL}*", _CHECKPOINTS, LEASE, f"{HANDOVER}*", *_DATA, f"{TIMER}*"),
+        probes=True,
+    ),
+    READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),
+    ARCHIVER: Role("what reads the tier and writes Parquet elsewhere", archives=True),
+    RECLAIMER: Role(
+        "expire, gc, delete-topic, truncation, pause, resume, lease --break",
+        puts=_with_timers(_KEPT),
+        deletes=_with_timers(_GONE),
+        versions=False,
+    ),
+    ERASER: Role(
+        "gc --erase, which writes anew what others share with what was given up",
+        puts=_with_timers((*_KEPT, *_REWRITTEN)),
+        deletes=_with_timers(_GONE),
+        probes=True,
+        versions=True,
+    ),
+    TIMEKEEPER: Role("timer import, timer run, timer cancel", puts=(f"{TIMER}*",), probes=True),
+    MOUNTER: Role(
+        "mount, hand-back", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",), roots=(f"{MEMBERS}*",)
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """What a policy is for."""
+
+    url: str  # of the tier, ``s3://bucket/prefix``
+    archive: str | None = None  # URL of the archive, for the archiver; else None
+    cluster: str | None = None
+    """Of the only broker that is meant, with ``broker``; None: every broker below the URL."""
+    broker: str | None = None  # the same
+    kms_key: str | None = None  # ARN of the key by which the server encrypts, when one is named
+    region: str | None = None  # tells the partition of AWS; None: the usual one
+
+
+def policy(role: str, grounds: Grounds) -> dict[str, Any]:
+    """The policy document of a role.
+
+    Raises:
+        InvalidError: A URL or key that no policy can name, or one that is missing or of no use.
+    """
+    found, arn = ROLES[role], f"arn:{_partition(grounds.region)}:s3:::"
+    bucket, prefix = _place(grounds.url)
+    broker = _of_broker(grounds)
+    statements = [*_reading(arn, bucket, prefix, "Tier")]
+    roots = [prefix + pattern for pattern in found.roots if grounds.broker is None]
+    puts = [prefix + broker + pattern for pattern in found.puts] + roots
+    deletes = [prefix + broker + pattern for pattern in found.deletes] + roots
+    if found.probes:
+        puts.append(f"{prefix}{PREFIX}*")
+        deletes.append(f"{prefix}{PREFIX}*")
+    for name, action, keys in (("Put", PUT, puts), ("Delete", DELETE, deletes)):
+        if keys:
+            statements.append(_allow(name, [action], [f"{arn}{bucket}/{key}" for key in keys]))
+    erased = [f"{arn}{bucket}/{prefix}{broker}{root}" for root in _with_timers(_DATA)]
+    statements += _versions(found, arn + bucket, prefix, erased)
+    statements += _archive(found, grounds, arn)
+    statements += _key(found, grounds.kms_key)
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _reading(arn: str, bucket: str, prefix: str, name: str) -> list[dict[str, Any]]:
+    listing = _allow(f"List{name}", [LIST], [arn + bucket])
+    if prefix:
+        listing["Condition"] = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
+    return [listing, _allow(f"Read{name}", [GET], [f"{arn}{bucket}/{prefix}*"])]
+
+
+def _versions(role: Role, bucket: str, prefix: str, erased: list[str]) -> list[dict[str, Any]]:
+    """To ask whether the bucket keeps old versions, to list them, and to delete those of data."""
+    if role.versions is None:
+        return []
+    asking = [_allow("AskVersioning", [VERSIONING], [bucket])]
+    if not role.versions:
+        return asking
+    listing = _allow("ListVersions", [VERSIONS], [bucket])
+    if prefix:
+        listing["Condition"] = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
+    return [*asking, listing, _allow("EraseVersions", [DELETE_VERSION], erased)]
+
+
+def _archive(role: Role, grounds: Grounds, arn: str) -> list[dict[str, Any]]:
+    if not role.archives:
+        if grounds.archive is not None:
+            raise InvalidError("only an archiver writes to an archive", do="leave --archive out")
+        return []
+    if grounds.archive is None:
+        raise InvalidError("an archiver needs a place to write to", do="give --archive URL")
+    bucket, prefix = _place(grounds.archive)
+    tier_bucket, tier_prefix = _place(grounds.url)
+    if bucket == tier_bucket and (prefix.startswith(tier_prefix) or tier_prefix.startswith(prefix)):
+        raise InvalidError(
+            "tier and archive overlap, so an archiver could write into the tier",
+            where=redacted(grounds.archive),
+            do="choose prefixes of which neither lies in the other",
+        )
+    writing = _allow("WriteArchive", [PUT, *_MULTIPART], [f"{arn}{bucket}/{prefix}*"])
+    probing = _allow("ProbeArchive", [DELETE], [f"{arn}{bucket}/{prefix}_probe/*"])
+    return [*_reading(arn, bucket, prefix, "Archive"), writing, probing]
+
+
+def _key(role: Role, kms_key: str | None) -> list[dict[str, Any]]:
+    if kms_key is None:
+        return []
+    if not _KEY.fullmatch(kms_key):
+        raise InvalidError(
+            f"a policy names a key by its ARN, not as {kms_key!r}",
+            where="--sse-kms-key-id",
+            do="give arn:aws:kms:REGION:ACCOUNT:key/ID",
+        )
+    writes = bool(role.puts) or role.archives
+    return [_allow("Key", ["kms:Decrypt", *["kms:GenerateDataKey"] * writes], [kms_key])]
+
+
+def _allow(name: str, actions: list[str], resources: list[str]) -> dict[str, Any]:
+    return {"Sid": name, "Effect": "Allow", "Action": actions, "Resource": resources}
+
+
+def _place(url: str) -> tuple[str, str]:
+    """Bucket, and prefix with its slash."""
+    scheme, separator, location = url.partition("://")
+    if not separator or scheme.lower() not in {"s3", "s3a"}:
+        raise InvalidError(
+            "policies are for S3", where=redacted(url), do="give a URL like s3://bucket/prefix"
+        )
+    try:
+        bucket, prefix = split_location(location.rstrip("/"))
+    except ConfigurationError as error:
+        raise InvalidError(str(error)) from error
+    if _UNFIT.intersection(prefix):
+        raise InvalidError(
+            "a prefix with *, ? or $ has another meaning in a policy",
+            where=redacted(url),
+            do="choose another prefix",
+        )
+    return bucket, f"{prefix}/" if prefix else ""
+
+
+def _of_broker(grounds: Grounds) -> str:
+    """Prefix of the broker, or a pattern for all of them."""
+    if grounds.cluster is None and grounds.broker is None:
+        return "*/"
+    if grounds.cluster is None or grounds.broker is None:
+        raise InvalidError("one broker is named by both --cluster and --broker", do="give both")
+    return broker_prefix(grounds.cluster, grounds.broker)
+
+
+def _partition(region: str | None) -> str:
+    if region is not None and region.startswith("cn-"):
+        return "aws-cn"
+    return "aws-us-gov" if region is not None and region.startswith("us-gov-") else "aws"

@@ -2,7 +2,7 @@
 
 Overview: ``plan_expire`` and ``plan_delete_topic`` decide by the journal's state alone; ``apply_steps`` appends ``expire``
 actions. ``plan_truncate`` also reads the index of the part in which the offset lies; ``apply_truncate`` appends the
-action that ``attach`` would (``tiered.log.truncation``). No object is touched: a later gc deletes what no entry names, after
+action that ``attach`` would (``tiered.log.state``). No object is touched: a later gc deletes what no entry names, after
 its grace, so that readers that are at work get to their end; what is truncated stays readable as an incarnation that is
 over, until it expires.
 
@@ -30,20 +30,26 @@ from tiered.log.actions import BeginAnew, read_action
 from tiered.log.divergence import Change, fingerprint_in_tier, measure, plan_end
 from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_handed, plan_removal
 from tiered.log.flat_file import ITEM, ITEM_BYTES
+from tiered.log.parts import queue_action
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.sections import read_range
+from tiered.log.state import cut
 from tiered.log.timers import HOUR_MS, hour_queue
-from tiered.log.truncation import cut
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.workplace import (
+    STEPS_MAX,
     TierPlan,
     carry_out,
+    in_new_epoch,
     moved_on,
     plan_head,
 )
 from timer.dequeue import refused_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
     from tiered.log.parts import Incarnation, Segment, TierState
     from tiered.upkeep.workplace import Workplace
@@ -434,3 +440,53 @@ def _ended(incarnation: Incarnation, action: Action, was: int) -> Incarnation | 
         return None
     divided = cut(incarnation, said, 0)  # there is no entry yet
     return divided[0] if divided else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Seals what is open, so that it can be archived; only while no writer is at work.
+#
+# Overview: takes lease and epoch for a moment, and says of each open segment that it is sealed, as it is. Nothing is
+# read, merged or uploaded: segments whose parts are many and small stay so, until a writer merges them. The next
+# writer begins new ones.
+#
+# Ordering, retries: one entry for ``STEPS_MAX`` segments. An open segment whose writer is at work is that writer's to
+# seal.
+#
+# After a crash: each entry is there or not. The lease expires.
+# --------------------------------------------------------------------------------------------------
+
+
+def seal_open(at: Workplace, takes: Callable[[str], bool]) -> int:
+    """Seal the open segments of the wanted topics.
+
+    Returns:
+        How many.
+
+    Raises:
+        FencedError: A writer is at work.
+        BackendError: The store does not answer; calling again is harmless.
+    """
+    count = 0
+
+    def work(journal: JournalWriter[TierState]) -> None:
+        nonlocal count
+        actions = list(_seals(journal.state, takes))
+        for start in range(0, len(actions), STEPS_MAX):
+            some = actions[start : start + STEPS_MAX]
+            journal.append(some)
+            count += len(some)
+        journal.write_checkpoint()
+
+    in_new_epoch(at, work)
+    return count
+
+
+def _seals(state: TierState, takes: Callable[[str], bool]) -> Iterator[Action]:
+    for queue in sorted(queue for queue in state.queues if takes(queue.topic)):
+        incarnation = state.incarnation(queue)
+        if incarnation is None or incarnation.ended or not incarnation.segments:
+            continue
+        segment = incarnation.segments[-1]
+        if segment.sealed or not segment.parts:
+            continue
+        yield queue_action("seal", queue, incarnation.number, segment=segment.base_offset)

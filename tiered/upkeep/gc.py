@@ -1,6 +1,6 @@
 """gc: deletes what no reader can reach any more. Plan, then apply.
 
-Overview: ``plan_gc`` looks at the tier (``survey``); ``tiered.log.orphans`` decides. ``apply_gc`` writes a
+Overview: ``plan_gc`` looks at the tier (``survey``); ``tiered.log.history`` decides. ``apply_gc`` writes a
 ledger record (whose time of writing is the clock by which ages are held), looks again, takes an epoch when the plan needs
 one, and deletes in batches.
 
@@ -11,7 +11,7 @@ Retries and errors: a deletion that fails ends the run behind its batch; what wa
 is missing or strange, nothing is deleted.
 
 What was given up and shares a bundle with what is named is not an orphan: the plan says how much, and with ``erases``
-which bundles are to be rewritten without it (``tiered.upkeep.erase``, which a caller carries out before ``apply_gc``).
+which bundles are to be rewritten without it (``tiered.upkeep.gc``, which a caller carries out before ``apply_gc``).
 
 After a crash: the ledger has the plan's digest; each object is there or gone. The same plan can be applied again (what is
 gone is counted as gone), or a new one be made.
@@ -19,25 +19,38 @@ gone is counted as gone), or a new one be made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
+from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.entry)
 from dataclasses import asdict, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.base import ByteRange, foreign_below
 from backends.errors import BackendError, InvalidRangeError, ObjectNotFoundError, ShortReadError
 from backends.lazy_dataclass import dataclass
 from backends.registry import PREFIX as PROBES
 from tiered.crashpoints import reached
+from tiered.dispatch.merging import Merger, Packer
+from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, TieredStoreError
 from tiered.format.bundle import FOOTER_BYTES, tail_bytes
-from tiered.keys import JOURNAL
-from tiered.log.history import TierHistory, named_objects
-from tiered.log.orphans import Deletion, GivenUp, KnownObjects, OrphanPlan, given_up, plan_orphans
+from tiered.keys import DATA_ROOTS, JOURNAL, maker_of
+from tiered.log.history import (
+    Deletion,
+    GivenUp,
+    KnownObjects,
+    OrphanPlan,
+    TierHistory,
+    given_up,
+    named_bundles,
+    named_objects,
+    plan_orphans,
+)
+from tiered.log.merge import MergePolicy, plan_erasure
 from tiered.upkeep.workplace import (
     Ledger,
     TierPlan,
+    UploadingEpoch,
     in_new_epoch,
     moved_on,
     plan_head,
@@ -50,10 +63,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
-    from backends.base import ObjectInfo, ObjectStore
+    from backends.base import ObjectInfo, ObjectStore, StoredVersion
+    from backends.s3_control import Bucket
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
-    from tiered.journal.ahead import JournalBytes
+    from tiered.dispatch.merging import MergedBundle
+    from tiered.journal.replay import JournalBytes
+    from tiered.log.merge import MergeOutput, MergePlan
     from tiered.log.parts import TierState
     from tiered.upkeep.workplace import Workplace
 
@@ -304,7 +320,7 @@ def _batches(deletions: list[Deletion]) -> Iterator[list[Deletion]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# One look at a tier for gc, and what ``tiered.log.orphans`` decides of it. Changes nothing. Order: lease, listing,
+# One look at a tier for gc, and what ``tiered.log.history`` decides of it. Changes nothing. Order: lease, listing,
 # then the journal's recent history, so that every name that was there before the listing is seen.
 # --------------------------------------------------------------------------------------------------
 
@@ -431,9 +447,7 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
     a symbolic link that somebody has put into a tier's folder.
     """
     for key in sorted(missing)[:MISSING_LOOKED_AT]:
-        try:
-            store.head(prefix + key)
-        except ObjectNotFoundError:
+        if _is_gone(store, prefix + key):
             yield f"{prefix}{key} is named by the journal and is gone"
         else:
             yield (
@@ -443,19 +457,237 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
             )
 
 
+def _is_gone(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except ObjectNotFoundError:
+        return True
+    return False
+
+
 def _truly_missing(
     store: ObjectStore, prefix: str, history: TierHistory, missing: set[str]
 ) -> Iterator[str]:
     """What an entry names and is not there: what came behind the listing is, and what was unnamed meanwhile may go."""
-    gone: list[str] = []
-    for key in sorted(missing)[:MISSING_LOOKED_AT]:
-        try:
-            store.head(prefix + key)
-        except ObjectNotFoundError:
-            gone.append(key)
+    gone = [key for key in sorted(missing)[:MISSING_LOOKED_AT] if _is_gone(store, prefix + key)]
     if gone:
         history.follow()
         named = named_objects(history.state)
         for key in gone:
             if key in named:
                 yield f"{prefix}{key} is named by the journal and is gone"
+
+
+# --------------------------------------------------------------------------------------------------
+# Old versions in a bucket that keeps them: whether what is deleted stays so, and erasing it for good.
+#
+# Overview: ``gc`` deletes objects, of which a bucket with versioning keeps every byte behind a marker. ``gc --erase``
+# deletes what is left of keys that were deleted and that the journal does not name. What it names and somebody has
+# deleted is not touched: its old version is how it comes back.
+#
+# Ordering: behind ``gc``'s own deletions, with its grace and its looks at the journal. Keys are never used twice, so
+# what no entry names and was deleted is named by nobody ever again; the journal is read before the listing.
+#
+# After a crash: some versions are gone; the next run goes on.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OldVersions:
+    """What there is of old versions."""
+
+    versioning: str | None  # ``Enabled``, ``Suspended``, "" for none; None: nobody may tell
+    versions: int | None = None
+    """Old versions of deleted objects, markers not counted; None: it was not looked."""
+    version_bytes: int | None = None  # their bytes; likewise
+    was_deleted: bool = False  # they are gone for good
+
+    def document(self) -> dict[str, Any]:
+        """As it stands in the documents of commands."""
+        return asdict(self)
+
+
+def erasable(at: Workplace, bucket: Bucket) -> Iterator[StoredVersion]:
+    """What is left of deleted objects that held messages or keys and are named by nobody."""
+    named = named_objects(at.reader().state)
+    for root in DATA_ROOTS:
+        for one in bucket.of_deleted(at.prefix + root):
+            key = one.key.removeprefix(at.prefix)
+            if key not in named and maker_of(key) is not None:
+                yield one
+
+
+def look_for_versions(at: Workplace, bucket: Bucket, *, deletes: bool) -> OldVersions:
+    """Count what can be erased, and delete it if told to."""
+    found = OldVersions(bucket.status(), 0, 0, was_deleted=deletes)
+    if not found.versioning:
+        return found
+    count = size = 0
+    for one in erasable(at, bucket):
+        if deletes:
+            bucket.delete(one)
+        count += not one.is_marker
+        size += one.size_bytes
+    found.versions, found.version_bytes = count, size
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Erasing: bundles that share given-up messages with others are rewritten without them, as a plan of ``gc`` says.
+#
+# Overview: ``tiered.log.history`` finds such bundles, for any ``gc``; ``plan_erasure`` (``tiered.log.merge``) says
+# what becomes of them; the merger makes it, and ``merge`` entries name it. From then on nobody names the old bundles,
+# and a later ``gc`` deletes them after its grace, as it does all others: readers that are at work get to their end.
+#
+# Ordering: lease and epoch, since open segments are rewritten as well: so it refuses while a writer is alive. Then all
+# that is presumed is looked at again, by the state under that epoch. Data before the entry (I2), a bundle at a time.
+# Whoever expires beside it wins: what was rewritten meanwhile for nothing is rewritten again without it.
+#
+# Retries and errors: reads and uploads are tried again by the store, entries by the journal. A damaged bundle stays as
+# it is, and is named.
+#
+# After a crash: each bundle is rewritten or not. What was made and not named is an orphan for ``gc``; the same plan
+# goes on where it ended.
+#
+# Memory: one bundle (64 MiB), and what is read for it.
+# --------------------------------------------------------------------------------------------------
+
+
+POLICY: Final = MergePolicy(segment_bytes_max=0)
+"""Segments stay what they are."""
+
+
+def apply_erasure(
+    at: Workplace, plan: GcPlan, *, told: Callable[[int, int], None] = lambda _done, _total: None
+) -> dict[str, Any]:
+    """Rewrite the bundles that a plan of ``gc`` names (``erasures``).
+
+    Returns:
+        ``bundles`` that were rewritten, and ``given_up_bytes``, about what nobody names in them; ``made`` and
+        ``made_bytes``, what is named instead; ``already_done`` (by an earlier run, or a writer's merging); ``stays``, rows
+        of ``key`` and ``reason``; ``gone_after_ms``, when a ``gc`` with the plan's grace may delete the old ones;
+        ``was_applied``, ``epoch``, ``run``.
+
+    Raises:
+        InvalidError: The plan is of another tier.
+        FencedError: A writer is at work.
+    """
+    ledger = Ledger(at, f"{plan.what} --erase")
+    store_now_ms, began_s = ledger.begin(plan), at.clock.monotonic_s()
+    run = _ErasureRun(at, plan, told)
+    run.rewrite()
+    ledger.end({**run.done, "stays": len(run.stays)})
+    took_ms = round(1000 * (at.clock.monotonic_s() - began_s))
+    return {
+        **run.done,
+        "stays": [{"key": key, "reason": reason} for key, reason in sorted(run.stays.items())],
+        "gone_after_ms": store_now_ms + took_ms + plan.grace_ms,
+        "was_applied": was_applied(
+            len(plan.erasures), run.done["bundles"] + len(run.stays), run.done["already_done"]
+        ),
+        "epoch": run.epoch,
+        "run": ledger.run,
+    }
+
+
+class _ErasureRun:
+    def __init__(self, at: Workplace, plan: GcPlan, told: Callable[[int, int], None]) -> None:
+        self._at = at
+        self._plan = plan
+        self._told = told
+        self._epoch = UploadingEpoch(at, does="erases")
+        self._bytes = {one.key.removeprefix(at.prefix): one.given_up_bytes for one in plan.erasures}
+        self._left: set[str] = set()
+        self.stays: dict[str, str] = {}
+        names = ("bundles", "given_up_bytes", "made", "made_bytes", "already_done")
+        self.done = dict.fromkeys(names, 0)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which it was done."""
+        return self._epoch.journal.epoch
+
+    def rewrite(self) -> None:
+        """All that is planned and still named."""
+        journal = self._epoch.journal
+        try:
+            uploader = self._epoch.uploader()
+            require_same_tier(self._plan, journal.state)
+            self._left = self._bytes.keys() & named_bundles(journal.state).keys()
+            self.done["already_done"] = len(self._bytes) - len(self._left)
+            packer = Packer(Compression()) if _is_packed(journal.state) else None
+            merger = Merger(
+                uploader, self._at.store, self._at.prefix, lambda _size: None, packer=packer
+            )
+            self._rewrite(merger)
+            journal.write_checkpoint()
+        finally:
+            self._epoch.end()
+
+    def _rewrite(self, merger: Merger) -> None:
+        total, before = len(self._left), None
+        while (plan := plan_erasure(self._epoch.journal.state, POLICY, self._left)) is not None:
+            if plan == before:  # replay took nothing of it: it would be planned for ever
+                self._leave(dict.fromkeys(_keys(plan), "the tier has moved on meanwhile"))
+            before = plan
+            for output in plan.outputs:
+                if not _keys(plan) <= self._left or not self._make(merger, output):
+                    break  # something is damaged: the others are planned anew, without it
+            self._count(total)
+
+    def _make(self, merger: Merger, output: MergeOutput) -> bool:
+        """Make a bundle, and name it; False when something in it is damaged."""
+        try:
+            made = merger.make(output, self._renewed)
+        except DataError as error:
+            keys = {bundle.key for run in output.runs for bundle in run.parts.bundles}
+            found = {key for key in keys if error.where == self._at.prefix + key} or keys
+            self._leave(dict.fromkeys(found, error.what))
+            return False
+        assert made is not None
+        self._epoch.journal.append([made.action()])
+        self._epoch.journal.write_checkpoint()
+        taken = _taken(self._epoch.journal.state, made)
+        if taken:
+            self.done["made"] += 1
+            self.done["made_bytes"] += made.stored.bundle.size_bytes
+        if 0 < taken < len(output.runs):  # the rest has expired since: it shall not stay in here
+            self._bytes[made.stored.bundle.key] = 0
+            self._left.add(made.stored.bundle.key)
+        return True
+
+    def _renewed(self) -> bool:
+        """Never stops; the lease is prolonged on the way."""
+        self._epoch.renew()
+        return False
+
+    def _leave(self, reasons: dict[str, str]) -> None:
+        self.stays |= {self._at.prefix + key: reason for key, reason in reasons.items()}
+        self._left -= reasons.keys()
+
+    def _count(self, total: int) -> None:
+        """Count what is named no more."""
+        gone = self._left - named_bundles(self._epoch.journal.state).keys()
+        self._left -= gone
+        self.done["bundles"] += len(gone)
+        self.done["given_up_bytes"] += sum(self._bytes[key] for key in gone)
+        self._told(max(0, total - len(self._left)), total)
+
+
+def _keys(plan: MergePlan) -> set[str]:
+    return {bundle.key for bundle in plan.bundles}
+
+
+def _is_packed(state: TierState) -> bool:
+    """Whether anything in the tier is compressed: then its writers compress what is of the last level, and so do we."""
+    tables = (parts.rows for one in state.placed() for parts in one.incarnation.tables())
+    return any(bool((rows["stored_bytes"] < rows["records_bytes"]).any()) for rows in tables)
+
+
+def _taken(state: TierState, made: MergedBundle) -> int:
+    """Of how many sections of a bundle replay has made parts."""
+    key, queues = made.stored.bundle.key, {run.queue for run in made.output.runs}
+    incarnations = (incarnation for queue in queues for incarnation in state.queues.get(queue, ()))
+    return sum(
+        bundle.key == key for incarnation in incarnations for bundle in incarnation.parts().bundles
+    )

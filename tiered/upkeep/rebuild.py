@@ -39,7 +39,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from tiered import keys
 from tiered.api.broker_place import require_conditional_writes
 from tiered.errors import (
@@ -51,10 +51,9 @@ from tiered.errors import (
 )
 from tiered.format.record_kind import RecordKind
 from tiered.index.indexer import IndexBuilder, Indexer
-from tiered.journal.entry import EPOCH
+from tiered.journal.entry import EPOCH, INT_MAX, as_document, document_of
 from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import INT_MAX, as_document, document_of
 from tiered.keys import (
     JOURNAL,
     LEASE,
@@ -68,9 +67,8 @@ from tiered.keys import (
 )
 from tiered.log.actions import Indexed
 from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
-from tiered.log.bundle_tables import Refused, Tabled, read_tables
+from tiered.log.bundles import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
-from tiered.log.indexed import after_index, index_action
 from tiered.log.lineage import found_in, moved
 from tiered.log.reader import DAMAGED_OR_GONE, QueueReader
 from tiered.log.rebuilt_state import (
@@ -83,10 +81,9 @@ from tiered.log.rebuilt_state import (
     propose,
 )
 from tiered.log.sections import read_range
-from tiered.log.state import TierMachine, TierState, require_known
+from tiered.log.state import TierMachine, TierState, after_index, index_action, require_known
 from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
-from tiered.log.verify_objects import IndexCheck, unindexed_messages
-from tiered.log.verify_report import OTHER_VERSION, check_state
+from tiered.log.verify_objects import OTHER_VERSION, IndexCheck, check_state, unindexed_messages
 from tiered.upkeep.workplace import (
     Anew,
     TierPlan,
@@ -108,7 +105,6 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action, Entry
     from tiered.log.parts import Incarnation, IndexObject, LineageFacts, SectionRange, TierState
     from tiered.log.rebuilt_state import IncarnationKey
-    from tiered.log.salvage import Salvaged
     from tiered.model import QueueOffset
     from tiered.upkeep.workplace import Workplace
 
@@ -328,7 +324,10 @@ def _with_lineage(store: ObjectStore, prefix: str, known: TierState, state: Tier
         for one in incarnations:
             told, low = _told_before(known.queues.get(queue, ()), incarnations, one)
             reader = QueueReader.of_incarnation(store, prefix, queue, one)
-            batches = reader.past_damage(low, one.commit_offset, _pass, damage=DAMAGED_OR_GONE)
+            # What is damaged tells nothing; ``verify`` says what it is.
+            batches = reader.past_damage(
+                low, one.commit_offset, lambda _lost: None, damage=DAMAGED_OR_GONE
+            )
             records = (batch.records for batch in batches if batch.records.sizes.any())
             first = None if state.store.get("kind") == ROCKETMQ else next(records, None)
             if first is not None and first.kind is RecordKind.ROCKETMQ:
@@ -356,10 +355,6 @@ def _told_before(
     if is_cut or before.commit_offset > one.commit_offset or not before.lineage.is_sure:
         return moved(before.lineage, one.min_offset), one.min_offset
     return before.lineage, before.commit_offset
-
-
-def _pass(_lost: Salvaged) -> None:
-    """What is damaged tells nothing; ``verify`` says what it is."""
 
 
 def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierState], str]:
@@ -516,8 +511,7 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
     return {
         "format": 1,
         "url": url,
-        "cluster": place.cluster,
-        "broker": place.broker,
+        **picked(place, "cluster", "broker"),
         "is_needed": bool(plan.damage),
         "is_applied": False,
         "was_applied": False,
@@ -669,14 +663,11 @@ def apply_rebuild_index(
     plan: IndexPlan,
     *,
     items_max: int,
-    directory: str | None = None,
     told: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> dict[str, Any]:
     """Drop what the plan says, and cover all that is not covered now.
 
     Args:
-        directory: For the work file; None: the system's for temporary files.
-
     Returns:
         What was done: ``dropped``, ``objects``, ``items``, ``size_bytes``, what is left: ``unindexed_messages``, and
         ``damaged``: queues that cannot be read on, and why.
@@ -684,7 +675,7 @@ def apply_rebuild_index(
     Raises:
         FencedError: A writer is at work, or has taken over.
     """
-    run = _RebuildRun(at, in_new_epoch(at), items_max, directory)
+    run = _RebuildRun(at, in_new_epoch(at), items_max)
     try:
         require_same_tier(plan, run.journal.state)
         dropped = run.drop([one.key for one in plan.steps])
@@ -706,13 +697,7 @@ def apply_rebuild_index(
 
 
 class _RebuildRun:
-    def __init__(
-        self,
-        at: Workplace,
-        journal: JournalWriter[TierState],
-        items_max: int,
-        directory: str | None,
-    ) -> None:
+    def __init__(self, at: Workplace, journal: JournalWriter[TierState], items_max: int) -> None:
         sequence = itertools.count()
         self._at = at
         self._epochs_left = EPOCHS_MAX
@@ -722,7 +707,6 @@ class _RebuildRun:
             at.store,
             at.prefix,
             lambda: keys.ObjectId(self.journal.epoch, self.journal.writer, next(sequence)),
-            directory=directory,
         )
         self.indexer = Indexer(self.builder, at.store, at.prefix)
         self.done = {"objects": 0, "items": 0, "size_bytes": 0}

@@ -11,24 +11,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.wrapping import Prices
 from tiered.api.broker_place import Place, choose_place, find_places, no_tier, retry_places
 from tiered.api.stores import what_to_do
 from tiered.attach.observe import QueueLag, measure_lag
 from tiered.errors import DataError, OtherVersionError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
+from tiered.journal.entry import document_of
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import document_of
 from tiered.keys import LEASE
 from tiered.local.catalog import DEAD_PREFIX, SCHEDULE_TOPIC
 from tiered.log.broker_tables import HANDOVER
 from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
-from tiered.log.state import TierMachine
-from tiered.log.truncation import is_tail
+from tiered.log.state import TierMachine, is_tail
 from tiered.log.verify import require_same_id
 
 if TYPE_CHECKING:
@@ -94,14 +93,8 @@ class UnreadBroker:
         states = {DataError: "damaged", OtherVersionError: "another version"}
         known = (state for kind, state in states.items() if isinstance(self.error, kind))
         state = next(known, "refused")
-        return {
-            "cluster": self.place.cluster,
-            "broker": self.place.broker,
-            "prefix": self.place.prefix,
-            "state": state,
-            "reason": str(self.error),
-            "exit_code": self.error.exit_code,
-        }
+        said = {"state": state, "reason": str(self.error), "exit_code": self.error.exit_code}
+        return picked(self.place, "cluster", "broker", "prefix") | said
 
 
 def read_status(
@@ -242,29 +235,24 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
     state, local = facts.state, facts.local
     keys = _keys_by_topic(state)
     return {
-        "cluster": facts.place.cluster,
-        "broker": facts.place.broker,
-        "prefix": facts.place.prefix,
+        **picked(facts.place, "cluster", "broker", "prefix"),
         "store_id": state.store.get("store_id", ""),
         "journal_number": facts.journal_number,
-        "updated_ms": state.updated_ms,
-        "epoch": state.epoch,
         "decommissioned_ms": state.store.get(HANDOVER, {}).get("time_ms"),
-        "writer": state.writer,
+        **picked(state, "updated_ms", "epoch", "writer", "refused_parts"),
         "holder": dict(state.holder),
         "lease": (lease := _lease(facts.lease, now_ms)),
         "state": _state_word(state, lease),
         "paused": [
             {**document_of(one), "lag_messages": _lag_of(rows, one.topic)} for one in state.paused
         ],
-        "refused_parts": state.refused_parts,
         **_totals(rows, set().union(*keys.values())),
         **_space(state),
         "rate": rate_document(facts.rate),
         "retry_logs": None
         if facts.retry_logs is None
         else [_retry_log(one) for one in facts.retry_logs],
-        "waiting": _waiting(local.waiting) if local else None,
+        "waiting": picked(local.waiting, *_WAITING) if local else None,
         "local": _report(local.report) if local else None,
         "left_out": [document_of(left) for left in local.report.left_out] if local else None,
         "topics": [
@@ -340,14 +328,12 @@ def _queue(
         "gaps": sum(len(one.gaps) for one in incarnations),
         "gap_messages": sum(gap.end - gap.start for one in incarnations for gap in one.gaps),
         "quarantined": sum(one.quarantined for one in incarnations),
-        "ahead_messages": _ahead(incarnation, lag),
+        # Behind the local end: it is a copy that lags, or one that has lost its tail.
+        "ahead_messages": max(0, incarnation.commit_offset - lag.local_max_offset)
+        if incarnation and lag
+        else None,
         **_ended(incarnations),
     }
-
-
-def _ahead(incarnation: Incarnation | None, lag: QueueLag | None) -> int | None:
-    """What the tier has behind the local end: a copy that lags, or one that has lost its tail."""
-    return max(0, incarnation.commit_offset - lag.local_max_offset) if incarnation and lag else None
 
 
 def _ended(incarnations: tuple[Incarnation, ...]) -> Document:
@@ -487,24 +473,18 @@ def _lag_of(rows: Iterable[Document], topic: str) -> int | None:
     return sum(lag or 0 for lag in lags) if any(lag is not None for lag in lags) else None
 
 
-def _waiting(waiting: Waiting) -> Document:
-    return {
-        "records": waiting.records,
-        "size_bytes": waiting.size_bytes,
-        "reason": waiting.reason,
-    }
+_WAITING = ("records", "size_bytes", "reason")
+_OF_STORE = (
+    *("log_min", "log_end", "torn_bytes", "foreign_entries", "below_min_entries"),
+    *("damaged_records", "wrong_tag_codes"),
+)
 
 
 def _report(report: StoreReport) -> Document:
+    rebuilt = [str(queue) for queue in report.rebuilt_queues]
     return {
-        "log_min": report.log_min,
-        "log_end": report.log_end,
-        "torn_bytes": report.torn_bytes,
-        "foreign_entries": report.foreign_entries,
-        "below_min_entries": report.below_min_entries,
-        "damaged_records": report.damaged_records,
-        "wrong_tag_codes": report.wrong_tag_codes,
-        "rebuilt_queues": [str(queue) for queue in report.rebuilt_queues],
+        **picked(report, *_OF_STORE),
+        "rebuilt_queues": rebuilt,
         "notes": list(report.notes),
     }
 
@@ -626,9 +606,9 @@ def _bundles(entry: Entry, do: str) -> list[int]:
     return [row[1] for action in actions for row in action["bundles"]]
 
 
-def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = None) -> RunningCost:
+def cost_of(rate: Rate, *, lease_s: float = LEASE_S) -> RunningCost:
     """What a month at this rate costs."""
-    prices = prices or Prices()
+    prices = Prices()
     months = MONTH_S / rate.seconds  # how often it would be done in one
     write, read = prices.write_per_1000 / 1000, prices.read_per_1000 / 1000
     renewals = MONTH_S / (lease_s / 3)
@@ -650,9 +630,7 @@ def rate_document(rate: Rate | None) -> dict[str, Any] | None:
     cost, amplification = cost_of(rate), rate.write_amplification
     return {
         "seconds": round(rate.seconds, 3),
-        "rounds": rate.rounds,
-        "round_bytes": rate.round_bytes,
-        "merged_bytes": rate.merged_bytes,
+        **picked(rate, "rounds", "round_bytes", "merged_bytes"),
         "write_amplification": None if amplification is None else round(amplification, 3),
         "requests_per_month": cost.requests,
         "dollars_per_month": round(cost.dollars, 2),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
+from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.entry)
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, Type
 from zlib_ng import zlib_ng
 
 from backends.errors import PreconditionFailedError, UnsupportedError
-from backends.lazy_dataclass import dataclass
+from backends.lazy_dataclass import dataclass, picked
 from backends.local_files import advice_for, read_regular, write_regular
 from backends.wrapping import put_own, set_own
 from tiered.api.broker_place import require_conditional_writes
@@ -26,11 +26,11 @@ from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Uploader
 from tiered.errors import FencedError, InvalidError, MovedOnError, OtherVersionError
 from tiered.journal.append import JournalWriter
-from tiered.journal.entry import seal_text
+from tiered.journal.entry import as_document, document_of, seal_text
 from tiered.journal.lease import Holder, JournalEnd, Lease, LeaseState, encode_lease, read_lease
 from tiered.journal.replay import JournalReader
-from tiered.journal.typed import as_document, document_of
 from tiered.keys import LEASE, ledger_key
+from tiered.log.actions import Pause, action_of
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, TierState
 
@@ -116,17 +116,17 @@ class LeaseReport:
     def document(self, place: Place, url: str) -> dict[str, Any]:
         """For ``tiered lease --json``."""
         lease = self.lease
+        holder = lease and lease.holder
         return {
             "format": 1,
             "url": url,
-            "cluster": place.cluster,
-            "broker": place.broker,
+            **picked(place, "cluster", "broker"),
             "state": self.word,
             "is_held": self.is_held,
-            "writer": lease.writer if lease else None,
-            "host": lease.holder.host if lease else None,
-            "pid": lease.holder.pid if lease else None,
-            "expires_ms": lease.expires_ms if lease else None,
+            "writer": lease and lease.writer,
+            "host": holder and holder.host,
+            "pid": holder and holder.pid,
+            "expires_ms": lease and lease.expires_ms,
             "now_ms": self.now_ms,
             "epoch": self.state.epoch,
             "present_writer": self.state.writer,
@@ -560,7 +560,7 @@ def _text(plan: PlanDocument) -> bytes:
 #
 # A record's form is that of ``tiered.journal.entry.seal_text``. It says what a plan was by counts and a digest, not by
 # a list, so it stays small however much is deleted; ``gc`` deletes old records
-# (``tiered.log.orphans.LEDGER_KEPT_MS``).
+# (``tiered.log.history.LEDGER_KEPT_MS``).
 # --------------------------------------------------------------------------------------------------
 
 
@@ -612,3 +612,32 @@ class Ledger:
         text = seal_text({**known, "time_ms": self._at.clock.now_ms(), **fields})
         put_own(self._at.store, key, text)
         return key
+
+
+# --------------------------------------------------------------------------------------------------
+# A topic is paused, or goes on: what a person tells the writer of a tier by an entry of its journal.
+#
+# Beside a running writer: neither lease nor epoch is taken; the entry is a guest's. A writer that has nothing to write
+# looks for it every few seconds, and one that begins later meets it in the journal. Nothing is lost by it: what comes
+# meanwhile is taken from the broker's store when the topic goes on, and what the broker has expired by then becomes a
+# gap.
+# --------------------------------------------------------------------------------------------------
+
+
+def set_paused(at: Workplace, topic: str, *, is_paused: bool) -> dict[str, Any]:
+    """Have a topic paused, or go on; once, however often it is asked for.
+
+    Returns:
+        ``is_changed``, ``since_ms`` (null: it is not paused), ``is_known`` (the tier has the topic).
+    """
+    journal = journal_writer(at)
+    is_changed = (topic in journal.state.paused_topics) is not is_paused
+    if is_changed:
+        journal.append([action_of(Pause(topic, is_paused))])
+    return {
+        "topic": topic,
+        "is_paused": is_paused,
+        "is_changed": is_changed,
+        "since_ms": next((o.since_ms for o in journal.state.paused if o.topic == topic), None),
+        "is_known": any(queue.topic == topic for queue in journal.state.queues),
+    }

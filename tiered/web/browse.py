@@ -76,44 +76,44 @@ class BrowsedPage:
 
 
 def read_forward(
-    reader: QueueReader, start: int, wanted: Filter | None, clock: Clock, count: int = PAGE
+    reader: QueueReader, start: int, wanted: Filter | None, clock: Clock
 ) -> BrowsedPage:
     """The first messages from a queue offset on."""
     low = max(start, int(reader.incarnation.min_offset))
     deadline_s = clock.monotonic_s() + SCAN_S
     rows: list[BrowsedRow] = []
     at, messages, is_cut = low, 0, False
-    while at < reader.cursor.end and messages < count:
+    while at < reader.cursor.end and messages < PAGE:
         if at - low >= SCANNED_MAX or clock.monotonic_s() > deadline_s:
             is_cut = True
             break
-        many = count - messages if wanted is None else _WINDOW
+        many = PAGE - messages if wanted is None else _WINDOW
         found, at = _step(reader, at, min(many, int(reader.cursor.end) - at), wanted)
         for row in found:
             messages += row.message is not None
             rows.append(row)
-            if messages == count:
+            if messages == PAGE:
                 at = row.end
                 break
     return BrowsedPage(tuple(rows), low, at, is_cut)
 
 
 def read_backward(
-    reader: QueueReader, end: int, wanted: Filter | None, clock: Clock, count: int = PAGE
+    reader: QueueReader, end: int, wanted: Filter | None, clock: Clock
 ) -> BrowsedPage:
     """The last messages before a queue offset, in order."""
     low, high = int(reader.incarnation.min_offset), min(end, int(reader.cursor.end))
     deadline_s = clock.monotonic_s() + SCAN_S
-    step = count if wanted is None else _WINDOW
+    step = PAGE if wanted is None else _WINDOW
     rows: list[BrowsedRow] = []
     at = high
-    while at > low and sum(row.message is not None for row in rows) < count:
+    while at > low and sum(row.message is not None for row in rows) < PAGE:
         if high - at >= SCANNED_MAX or clock.monotonic_s() > deadline_s:
             return BrowsedPage(tuple(rows), at, high, is_cut=True)
         begin = max(low, at - step)
         rows = _joined([*_between(reader, begin, at, wanted)], rows)
         at = begin
-    extra = sum(row.message is not None for row in rows) - count
+    extra = sum(row.message is not None for row in rows) - PAGE
     while extra > 0:
         first = rows.pop(0)
         extra, at = extra - (first.message is not None), first.end
@@ -162,13 +162,8 @@ def _rows(batch: TierBatch, wanted: Filter | None) -> Iterator[BrowsedRow]:
     numbers = np.flatnonzero(records.sizes > 0) if wanted is None else wanted.select(records)
     said = messages_json(records, batch.log_offset, raw_body=False, wanted=numbers)
     for message in said:
-        offset = offset_of(message)
+        offset = int(next(message[name] for name in _OFFSETS if name in message))
         yield BrowsedRow(offset, offset + 1, message)
-
-
-def offset_of(message: dict[str, Any]) -> int:
-    """The queue offset of a message, whatever its store calls it."""
-    return int(next(message[name] for name in _OFFSETS if name in message))
 
 
 def read_one(reader: QueueReader, offset: int) -> BrowsedRow | None:
@@ -183,19 +178,14 @@ def _hole_text(reader: QueueReader, offset: int) -> str:
     """Why there is no message."""
     found = reader.read(QueueOffset(offset), bytes_max=1, count_max=1)
     code = None if found is None or isinstance(found, Gap) else int(found.records.tag_codes[0])
-    said = next(
-        (text for reason, text in _HOLES.items() if reason == code),
-        "no message has this queue offset",
-    )
-    return f"a hole: {said}"
+    said = (text for reason, text in _HOLES.items() if reason == code)
+    return f"a hole: {next(said, 'no message has this queue offset')}"
 
 
-def find_by_key(
-    reader: TierReader, topic: str, key: str, count: int = PAGE
-) -> tuple[list[BrowsedRow], list[str]]:
+def find_by_key(reader: TierReader, topic: str, key: str) -> tuple[list[BrowsedRow], list[str]]:
     """Messages with a key or unique id, newest first, as ``tiered query`` finds them; and what may be missing, and why."""
     index = IndexReader(reader.store, reader.prefix, journal=reader, filter_bytes_max=FILTER_BYTES)
-    wish = Wish(topic=topic, key=key, count=count, scan_bytes_max=SCAN_BYTES)
+    wish = Wish(topic=topic, key=key, count=PAGE, scan_bytes_max=SCAN_BYTES)
     found = index.lookup(reader.state, wish)
     rows = []
     for hit in found.hits:

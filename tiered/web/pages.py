@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from backends.lazy_dataclass import dataclass
-from tiered.attach.timer_place import TIMER_SIGNS, timers_of
+from backends.lazy_dataclass import dataclass, picked
+from tiered.api.broker_place import TIMER_SIGNS, timers_of
 from tiered.errors import DataError, InvalidError
 from tiered.keys import QUARANTINE, parse_data_key
 from tiered.log.lineage import Isolation, stable_end
 from tiered.log.merge import run_bytes
-from tiered.log.truncation import is_tail
+from tiered.log.state import state_word
 from tiered.model import MessageQueue
 from tiered.upkeep.status import UnreadBroker, bills_requests, retry_remarks
-from tiered.web import browse, charts
+from tiered.web import browse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from tiered.log.reader import QueueReader
     from tiered.upkeep.doctor import Check
     from tiered.upkeep.status import Document
-    from tiered.web.archive_state import ArchiveWatch
-    from tiered.web.charts import ChartBar, MapSpan
-    from tiered.web.watch import BrokerView, FleetView, LagSample, TierWatch
+    from tiered.web.watch import ArchiveWatch, BrokerView, FleetView, LagSample, TierWatch
 
 ROWS: Final = 200
 """Of a table on one page."""
@@ -146,29 +144,19 @@ def fleet_row(view: BrokerView) -> dict[str, Any]:
     """A broker on the first page."""
     document = view.document
     level, remarks = health_of(document)
-    picked = ("cluster", "broker", "messages", "queue_count", "size_bytes", "object_bytes")
-    return {
-        **{name: document[name] for name in picked},
-        "lag_messages": document["lag_messages"],
-        "lag_seconds": document["lag_seconds"],
-        "updated_ms": document["updated_ms"],
-        "rate": document["rate"],
-        "level": level,
-        "remarks": remarks,
-    }
+    return {name: document[name] for name in _OF_FLEET} | {"level": level, "remarks": remarks}
+
+
+_OF_FLEET: Final = (
+    *("cluster", "broker", "messages", "queue_count", "size_bytes", "object_bytes"),
+    *("lag_messages", "lag_seconds", "updated_ms", "rate"),
+)
 
 
 def _unread_row(one: UnreadBroker) -> dict[str, Any]:
     said = one.document()
-    none = ("messages", "queue_count", "size_bytes", "object_bytes", "lag_messages", "lag_seconds")
-    remarks = [f"{said['state']}: {said['reason']}"]
-    known = {"cluster": said["cluster"], "broker": said["broker"]}
-    return {
-        **known,
-        **dict.fromkeys((*none, "rate", "updated_ms")),
-        "level": FAIL,
-        "remarks": remarks,
-    }
+    known = {name: said.get(name) for name in _OF_FLEET}
+    return known | {"level": FAIL, "remarks": [f"{said['state']}: {said['reason']}"]}
 
 
 def health_of(document: Document) -> tuple[str, list[str]]:
@@ -187,8 +175,7 @@ def health_of(document: Document) -> tuple[str, list[str]]:
         remarks.append(f"{waiting['records']:,} records wait: {waiting['reason']}")
     logs = document["retry_logs"] or ()
     remarks += retry_remarks(log for log in logs if log["dead"] or log["reason"])
-    level = WARN if remarks else OK
-    return level, remarks or (["decommissioned"] if gone else [])
+    return WARN if remarks else OK, remarks or (["decommissioned"] if gone else [])
 
 
 def _when(view: FleetView) -> dict[str, Any]:
@@ -235,7 +222,9 @@ def broker(sources: PageSources, query: PageQuery) -> Page:
         "cut": cut,
         "find": query.text("find"),
         "lag": _lag_chart(view.lags.get("", ())),
-        "sparks": {row["topic"]: _spark(view.lags.get(row["topic"], ())) for row in cut.rows},
+        "sparks": {
+            row["topic"]: line(_points(view.lags.get(row["topic"], ()), 60)) for row in cut.rows
+        },
         "is_billed": bills_requests(sources.url),
         "now_ms": sources.clock.now_ms(),
     }
@@ -246,9 +235,9 @@ def _lag_chart(samples: Sequence[LagSample]) -> dict[str, Any] | None:
     """A curve of the lag, in messages; None: there is no local store to compare with, or nothing was seen yet."""
     if not samples:
         return None
-    points = charts.thinned([(one.time_ms, float(one.messages)) for one in samples])
+    points = _points(samples)
     return {
-        "points": charts.line(points),
+        "points": line(points),
         "most": int(max(value for _, value in points)),
         "most_s": max(one.seconds for one in samples),
         "first_ms": samples[0].time_ms,
@@ -257,8 +246,8 @@ def _lag_chart(samples: Sequence[LagSample]) -> dict[str, Any] | None:
     }
 
 
-def _spark(samples: Sequence[LagSample]) -> str:
-    return charts.line(charts.thinned([(one.time_ms, float(one.messages)) for one in samples], 60))
+def _points(samples: Sequence[LagSample], most: int = 240) -> list[tuple[int, float]]:
+    return thinned([(one.time_ms, float(one.messages)) for one in samples], most)
 
 
 def topic(sources: PageSources, query: PageQuery) -> Page:
@@ -291,16 +280,16 @@ def _map_rows(
     """Rows of a segment map: segments with gaps; what of them is compressed; what is archived."""
     low, high = _bounds(incarnation)
     segments = [
-        charts.MapSpan(int(one.base_queue_offset), _end(one), "sealed" if one.sealed else "open")
+        MapSpan(int(one.base_queue_offset), _end(one), "sealed" if one.sealed else "open")
         for one in incarnation.segments
     ]
-    gaps = [charts.MapSpan(gap.start, gap.end, "gap") for gap in incarnation.gaps]
+    gaps = [MapSpan(gap.start, gap.end, "gap") for gap in incarnation.gaps]
     rows = {
         "segments": segments + gaps,
         "compressed": _packed_spans(incarnation),
         "archived": _archived_spans(sources, view, name, queue_id, incarnation),
     }
-    return {kind: charts.segment_bars(spans, low, high) for kind, spans in rows.items()}
+    return {kind: segment_bars(spans, low, high) for kind, spans in rows.items()}
 
 
 def _end(segment: Any) -> int:  # noqa: ANN401 (a segment; its module loads with its values)
@@ -320,7 +309,7 @@ def _packed_spans(incarnation: Incarnation) -> list[MapSpan]:
     ends = starts + parts.column("count")
     packed = parts.column("stored_bytes") < parts.column("records_bytes")
     pairs = zip(starts[packed].tolist(), ends[packed].tolist(), strict=True)
-    return [charts.MapSpan(start, end, "packed") for start, end in pairs]
+    return [MapSpan(start, end, "packed") for start, end in pairs]
 
 
 def _archived_spans(
@@ -329,7 +318,7 @@ def _archived_spans(
     if sources.archive is None:
         return []
     found = sources.archive.ranges(view.place, MessageQueue(name, queue_id), incarnation.number)
-    return [charts.MapSpan(start, end, "archived") for start, end in found]
+    return [MapSpan(start, end, "archived") for start, end in found]
 
 
 def _queue_reader(view: BrokerView, query: PageQuery) -> tuple[QueueReader, int, int]:
@@ -359,8 +348,8 @@ def queue(sources: PageSources, query: PageQuery) -> Page:
     maps = _map_rows(sources, view, name, reader.queue.queue_id, incarnation)
     damaged, is_all = _quarantined(view, reader.queue, incarnation)
     low, high = _bounds(incarnation)
-    spans = [charts.MapSpan(offset, offset + 1, "quarantined") for offset in damaged]
-    maps["quarantined"] = charts.segment_bars(spans, low, high)
+    spans = [MapSpan(offset, offset + 1, "quarantined") for offset in damaged]
+    maps["quarantined"] = segment_bars(spans, low, high)
     incarnations = view.facts.state.queues[reader.queue]
     names |= {
         "topic": name,
@@ -373,11 +362,7 @@ def queue(sources: PageSources, query: PageQuery) -> Page:
             {
                 "at": number,
                 "number": one.number,
-                "state": "truncated"
-                if is_tail(incarnations, number)
-                else "ended"
-                if one.ended
-                else "present",
+                "state": state_word(incarnations, number),
                 "reason": one.ended,
                 "min_offset": int(one.min_offset),
                 "commit_offset": int(one.commit_offset),
@@ -609,13 +594,7 @@ def timers(sources: PageSources, query: PageQuery) -> Page:
     found = _timer_rows(sources.watch.store, view)
     hours, damaged = found or ([], {})
     rows = [
-        {
-            "hour_ms": row.hour_ms,
-            "messages": row.messages,
-            "bytes": row.size_bytes,
-            "due_min_ms": row.due_min_ms,
-            "due_max_ms": row.due_max_ms,
-        }
+        {**picked(row, "hour_ms", "messages", "due_min_ms", "due_max_ms"), "bytes": row.size_bytes}
         for row in hours
     ]
     names |= {
@@ -646,7 +625,7 @@ def _bins(rows: Sequence[Mapping[str, Any]], said: Callable[[int], str]) -> dict
         bins[begin] = bins.get(begin, 0) + row["messages"]
     low, high = min(bins), max(bins)
     filled = [(said(at * width_ms), bins.get(at, 0)) for at in range(low, high + 1)]
-    return {"bars": charts.histogram(filled), "unit": unit, "most": max(bins.values())}
+    return {"bars": histogram(filled), "unit": unit, "most": max(bins.values())}
 
 
 def archive(sources: PageSources, query: PageQuery) -> Page:
@@ -701,3 +680,133 @@ PAGES: Final[Mapping[str, Callable[[PageSources, PageQuery], Page]]] = {
     "/costs": costs,
     "/doctor": doctor,
 }
+
+
+# --------------------------------------------------------------------------------------------------
+# Charts as numbers: where each bar, line and mark stands. Pure; the templates draw them as SVG.
+#
+# Coordinates are texts, ready for attributes. Every chart has at most as many shapes as it is wide.
+# --------------------------------------------------------------------------------------------------
+
+
+WIDTH: Final = 1000
+"""Of a chart, in its own units."""
+NARROW: Final = 2.0
+"""What is narrower is drawn so wide, so that one gap of a million messages is seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapSpan:
+    """Queue offsets ``[start, end)`` of one kind."""
+
+    start: int
+    end: int
+    kind: str  # ``sealed``, ``open``, ``gap``, ``archived``, ``packed`` or ``quarantined``
+
+
+@dataclass(frozen=True, slots=True)
+class ChartBar:
+    """A rectangle."""
+
+    x: str
+    width: str
+    kind: str
+    title: str
+    y: str = "0"
+    height: str = "1"
+
+
+@dataclass(slots=True)
+class _BarRun:
+    """Neighbours of one kind that are drawn as one."""
+
+    x: float
+    end_x: float
+    span: MapSpan
+    count: int = 1
+
+    @property
+    def bar(self) -> ChartBar:
+        width = max(self.end_x - self.x, NARROW)
+        many = f"{self.count:,} times " if self.count > 1 else ""
+        title = f"{many}{self.span.kind}: [{self.span.start:,}, {self.span.end:,})"
+        return ChartBar(_number(min(self.x, WIDTH - width)), _number(width), self.span.kind, title)
+
+
+def segment_bars(spans: Iterable[MapSpan], low: int, high: int) -> list[ChartBar]:
+    """A row of a segment map: neighbours of one kind that are too narrow to be told apart are one bar."""
+    scale = WIDTH / max(high - low, 1)
+    runs: list[_BarRun] = []
+    for span in sorted(spans, key=lambda one: one.start):
+        x, end_x = ((min(max(at, low), high) - low) * scale for at in (span.start, span.end))
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and (last.span.kind, last.span.end) == (span.kind, span.start)
+            and end_x - last.x < NARROW
+        ):
+            last.span, last.end_x = MapSpan(last.span.start, span.end, span.kind), end_x
+            last.count += 1
+        else:
+            runs.append(_BarRun(x, end_x, span))
+    return [one.bar for one in _few(runs)]
+
+
+_COMMON: Final = ("sealed", "archived", "packed")
+
+
+def _few(runs: list[_BarRun]) -> list[_BarRun]:
+    """Of more than the chart is wide one at each place: what is rare before what is common."""
+    if len(runs) <= WIDTH:
+        return runs
+    chosen: dict[int, _BarRun] = {}
+    for one in runs:
+        place = int(one.x)
+        if place not in chosen or one.span.kind not in _COMMON:
+            chosen[place] = one
+    return [chosen[place] for place in sorted(chosen)]
+
+
+def histogram(rows: Sequence[tuple[str, int]], height: int = 120) -> list[ChartBar]:
+    """A bar for each row, side by side."""
+    most, width = max((count for _, count in rows), default=0) or 1, WIDTH / max(len(rows), 1)
+    bars = []
+    for number, (name, count) in enumerate(rows):
+        tall = max(height * count / most, 1.0 if count else 0.0)
+        bars.append(
+            ChartBar(
+                _number(number * width),
+                _number(max(width * 0.85, 0.5)),
+                "count",
+                f"{name}: {count:,}",
+                _number(height - tall),
+                _number(tall),
+            )
+        )
+    return bars
+
+
+def line(points: Sequence[tuple[int, float]], height: int = 120) -> str:
+    """The points of a polyline, from the first time to the last."""
+    if not points:
+        return ""
+    first, last = points[0][0], points[-1][0]
+    most, span = max(value for _, value in points) or 1, max(last - first, 1)
+    return " ".join(
+        f"{_number((at - first) / span * WIDTH)},{_number(height - value / most * (height - 4))}"
+        for at, value in points
+    )
+
+
+def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """So many points at most: of neighbours the highest, since that is what one looks for."""
+    step = -(-len(points) // most)
+    if step <= 1:
+        return list(points)
+    return [
+        max(points[at : at + step], key=lambda one: one[1]) for at in range(0, len(points), step)
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

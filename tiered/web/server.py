@@ -18,6 +18,7 @@ import ipaddress
 import logging
 import socket
 import threading
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -26,7 +27,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from backends.errors import BackendError
 from backends.lazy_dataclass import dataclass
-from tiered.addresses import Address, listening
+from tiered.addresses import Servers
 from tiered.api.arrow import load_library
 from tiered.api.stores import backend_errors
 from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
@@ -35,6 +36,7 @@ from tiered.web.pages import PAGES, Page, PageQuery
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tiered.addresses import Address
     from tiered.clock import Clock
     from tiered.web.pages import PageSources
 
@@ -174,7 +176,7 @@ def _status_of(error: TieredStoreError) -> HTTPStatus:
     return HTTPStatus.BAD_GATEWAY if is_away else HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-class PageServer:
+class PageServer(Servers):
     """Listens, and answers until it is closed."""
 
     def __init__(
@@ -184,28 +186,10 @@ class PageServer:
         known = {"maker": maker, "admission": admission}
         handler = type("BoundHandler", (PageHandler,), known)
         room = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self._servers = [
-            _Listener(one, handler, room, clock) for one in listening(address, "--listen")
-        ]
-        self.port = int(self._servers[0].socket.getsockname()[1])
-        self._threads = [
-            threading.Thread(
-                target=server.serve_forever, args=(0.2,), name="tiered-web", daemon=True
-            )
-            for server in self._servers
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        """Stop serving; what is under way is cut off."""
-        for server in self._servers:
-            server.shutdown()
-        for thread in self._threads:
-            thread.join()
-        for server in self._servers:
-            server.cut_off()
-            server.server_close()
+        super().__init__(
+            *(address, "--listen", "tiered-web"),
+            partial(_Listener, handler=handler, room=room, clock=clock),
+        )
 
 
 class _Listener(ThreadingHTTPServer):
@@ -216,14 +200,12 @@ class _Listener(ThreadingHTTPServer):
 
     def __init__(
         self,
-        listener: socket.socket,
+        name: Any,  # noqa: ANN401 (of a socket)
         handler: type[BaseHTTPRequestHandler],
         room: threading.BoundedSemaphore,
         clock: Clock,
     ) -> None:
-        super().__init__(listener.getsockname(), handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
+        super().__init__(name, handler, bind_and_activate=False)
         self._room = room
         self._clock = clock
         self._lock = threading.Lock()
@@ -251,6 +233,11 @@ class _Listener(ThreadingHTTPServer):
         """Close connections that are over their time; called a few times a second."""
         now_s = self._clock.monotonic_s()
         self.cut_off(lambda end_s: end_s <= now_s)
+
+    def server_close(self) -> None:
+        """Cut off what is under way, and listen no more."""
+        self.cut_off()
+        super().server_close()
 
     def cut_off(self, chosen: Callable[[float], bool] = lambda _end_s: True) -> None:
         """End connections; their threads then meet an error."""
