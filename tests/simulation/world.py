@@ -246,7 +246,7 @@ class World:
             mock.patch("tiered.journal.append.CHECKPOINT_ENTRIES", 3),
             mock.patch("tiered.log.merge._OVERHEAD_BYTES", 300),
             mock.patch("tiered.dispatch.merging._LOOK_S", 5.0),
-            mock.patch("tiered.upkeep.erase.plan_erasure", plan_one_erasure),
+            mock.patch("tiered.upkeep.gc.plan_erasure", plan_one_erasure),
             mock.patch("tiered.upkeep.rebuild.ThreadPoolExecutor", Inline),
             mock.patch(
                 "tiered.dispatch.settings._KEPT_BUNDLES_MIN", 8 if self._keeps else 1_000_000
