@@ -243,7 +243,7 @@ def live_row(options: Options, pairs: list[tuple[Result, Result]]) -> str:
         f"| live broker, {PRODUCERS} producers of 1 KiB, {load}, {len(pairs)} pairs of {options.seconds:.0f} s{more} "
         f"| {side(attached)}; attach {statistics.median(share):.2f} cores, "
         f"caught up {statistics.median(result['level_s'] for result in attached):.1f} s after the load ends "
-        f"| {side([pair[0] for pair in pairs])} (without attach) | "
+        f"| without attach {side([pair[0] for pair in pairs])} | "
         f"| throughput {ratio(pairs, 'sends_per_s')}, p50 {ratio(pairs, 'p50_us')}, p99 {ratio(pairs, 'p99_us')}, "
         f"p99.9 {ratio(pairs, 'p999_us')} |"
     )
@@ -260,8 +260,7 @@ def side(results: list[Result]) -> str:
 
     return (
         f"{median('sends_per_s'):,.0f} messages/s, p50 {median('p50_us'):,.0f}, p99 {median('p99_us'):,.0f}, "
-        f"p99.9 {median('p999_us'):,.0f} us; broker {cores('broker_cpu_s'):.2f}, producers {cores('load_cpu_s'):.2f}, "
-        f"others {cores('others_cpu_s'):.2f} cores"
+        f"p99.9 {median('p999_us'):,.0f} us, broker {cores('broker_cpu_s'):.2f} cores"
     )
 
 

@@ -21,7 +21,7 @@ from backends.errors import (
 from tiered.compaction import newest
 from tiered.compaction.passes import EVERY
 from tiered.dispatch import continuity, group_commit, merging
-from tiered.dispatch.dispatcher import TieredDispatcher
+from tiered.dispatch.dispatcher import Compensation, TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter, RoundBuilder, Uploader
 from tiered.dispatch.merging import Merger
 from tiered.journal import replay
@@ -390,6 +390,18 @@ def _resumed_and_not_caught_up() -> Patches:
         self._passed = replace(self._passed, paused=self._journal.state.paused_topics)
 
     return [mock.patch.object(TieredDispatcher, "_obey_pauses", forgets)]
+
+
+def _held_back_and_forgotten() -> Patches:
+    """A queue that has to wait by the rate of its topic counts as level."""
+    begin = Compensation.begin
+
+    def forgets(self: Compensation, submit: Any) -> None:
+        begin(self, submit)
+        with self._lock:
+            self._behind = {one for one in self._behind if self._rates.allowed_bytes(one.topic, 1)}
+
+    return [mock.patch.object(Compensation, "begin", forgets)]
 
 
 def _memory_not_given_back() -> Patches:
@@ -780,6 +792,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a merge ends the open segment": _merge_ends_the_segment,
     "gc of a bundle of which a part is still named": _gc_of_what_is_named_in_part,
     "a topic that goes on is left to what comes next": _resumed_and_not_caught_up,
+    "what a rate holds back is forgotten": _held_back_and_forgotten,
     "memory not given back": _memory_not_given_back,
     "gc without grace": _gc_without_grace,
     "gc of the running epoch's objects": _gc_of_the_present_epoch,

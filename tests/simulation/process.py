@@ -291,6 +291,9 @@ class Process(Owner):
             known = max(known, self._starts.get(queue, 0))
             what = f"{self.name} counts {queue} up to {offset}, history to {known}"
             require(offset <= known, what)
+        work = dispatcher._compensation
+        is_held_back = work.is_idle(limited=False) and not work.is_idle(limited=True)
+        self.world.count("held back by its rate", is_held_back)
         counted = dispatcher.counters.truncated
         known = self.world.history.truncated[self.epoch]
         require(counted <= known, f"{self.name} counts {counted} truncations, history {known}")

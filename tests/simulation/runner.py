@@ -40,7 +40,7 @@ BRANCHES = {
     "parts with holes merged": 50, "packed": 50,
     "expired": 20, "expired segment": 20, "expiry leaves a gap": 5, "topic removed": 1, "deleted": 30,
     "collected early": 3, "compacted": 20, "compacted away": 100, "tombstone gone": 1,
-    "paused": 5, "resumed": 5,
+    "paused": 5, "resumed": 5, "held back by its rate": 100,
     # who reads meanwhile
     "read beside": 500, "read ahead beside": 500, "wrong bit": 100,
 }  # fmt: skip

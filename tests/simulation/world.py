@@ -86,6 +86,8 @@ REPAIRS_EVERY = 3
 """Of so many seeds one ends with a wrong bit in a part, which a person has repaired."""
 SETBACKS_EVERY = 5
 """Of so many seeds one has a broker whose clock is set back now and then, so that store times fall."""
+RATES_EVERY = 11
+"""Of so many seeds one has writers that copy one topic only at a rate."""
 WEATHER_EVERY = 4
 """Of so many seeds one has a store that treats one kind of keys worse than others."""
 KINDS = (
@@ -318,6 +320,7 @@ class World:
 
         So a segment may end where a block does.
         """
+        self._have_rates(seed)
         if seed % SETBACKS_EVERY == SETBACKS_EVERY // 2:
             self.broker.setbacks = random.Random(seed + 7)
         if seed % EDGES_EVERY != EDGES_EVERY // 2 or not self.reads_records:
@@ -327,6 +330,16 @@ class World:
         for name in ("bundle_bytes", "merged_bytes_max", "own_bytes"):
             self.dispatch[name] *= 50
         self.dispatch |= {"buffer_bytes_max": 600_000, "window_bytes": 150_000}
+
+    def _have_rates(self, seed: int) -> None:
+        """A topic that is copied slower than it grows, and has caught up long before the world ends."""
+        if seed % RATES_EVERY == RATES_EVERY // 2 + 2:
+            rng = random.Random(seed + 8)
+            limited = rng.choice(sorted({name.topic for name in self.broker._names}))
+            share = rng.choice((2, 4))
+            self.dispatch["rate_of"] = lambda topic: (
+                self.segment_bytes_max // share if topic == limited else 0
+            )
 
     def _have_persons(self, seed: int) -> random.Random | None:
         has = seed % PERSONS_EVERY == 2 and self.reads_records

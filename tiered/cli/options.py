@@ -244,7 +244,7 @@ class PatienceOptions:
     """How long a store that refuses is asked again."""
 
     give_up_s: float = option(
-        "exit with code 3 when the object store has refused for this long",
+        "exit with code 3 when the object store has failed this long",
         kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
