@@ -176,6 +176,7 @@ runroot = "{self.folder}/run"
             ("podman", "rm", "--all", "--force", "--time", "0"),
             ("podman", "network", "prune", "--force"),
             ("buildah", "rm", "--all"),
+            ("umount", "--lazy", str(self.folder / "images/overlay")),  # podman leaves it mounted
         ):
             subprocess.run(words, env=self.environment, capture_output=True, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
