@@ -71,10 +71,10 @@ zombies: .venv/.installed-test system ## RUNS=100 writers that sleep past their 
 system: ## JDK and Maven (with apt, as root), the RocketMQ and Kafka oracles, MinIO; says what it has to leave out
 	@requirements/system.sh
 
+# mypy as two processes, if they start within the three seconds that it allows them: a busy machine may be slower.
 lint: .venv/.installed-test ## ruff, mypy, import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	@# Two processes, if they can be started within the three seconds that mypy allows them: a busy machine may be slower.
 	$(BIN)/mypy --num-workers 2 || $(BIN)/mypy
 	$(BIN)/lint-imports
 

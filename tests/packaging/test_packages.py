@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
 from support.environments import fetched
 
 if TYPE_CHECKING:
@@ -114,3 +116,34 @@ def test_the_real_timer_beside_the_wheel(order: str, root: Path, tmp_path: Path)
     again = ["install", "--force-reinstall", "--no-deps", wheel]
     subprocess.run([*pip, *again], check=True, capture_output=True)
     assert tiered(str(python), "--version")[0] == 0
+
+
+BARE = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None  # as if it were not installed
+from tiered.__main__ import run
+codes = [run(command.split()) for command in sys.argv[2:]]
+assert not any(codes), codes
+"""
+
+
+def test_a_folder_needs_no_extra(root: Path, tmp_path: Path):
+    """What only an extra installs is imported where it is used."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = [one for ones in project["optional-dependencies"].values() for one in ones]
+    absent = {Requirement(one).name.replace("-", "_") for one in extras}
+    absent |= {"botocore", "google.protobuf", "yaml"}
+    tier = tmp_path / "tier"
+    commands = (
+        f"store create {tmp_path}/store",
+        f"store topic {tmp_path}/store t --queues 1",
+        f"attach {tmp_path}/store --to {tier} --once",
+        *(f"{command} {tier}" for command in ("doctor", "status", "ls", "verify", "lease")),
+        f"gc {tier} --erase --apply -",
+        f"expire {tier} --ttl 1d --apply -",
+        f"rebuild {tier}",
+    )
+    bare = [sys.executable, "-c", BARE, ",".join(sorted(absent)), *commands]
+    ran = subprocess.run(bare, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
