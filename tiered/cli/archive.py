@@ -129,7 +129,7 @@ class ArchiveOptions(FleetPlanOptions, SparkOptions):
         kinds.SIZE,
         default=64 << 20,
     )
-    seal: bool = flag("first seal open segments; needs that no writer is attached")
+    seal: bool = flag("first seal open segments; no writer may be attached")
     dry_run: bool = flag("only show what would be archived")
     publish: str | None = option(
         "update a table per topic in an Iceberg catalog (URI, or name in .pyiceberg.yaml)",

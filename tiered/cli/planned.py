@@ -225,7 +225,7 @@ class GcOptions(FleetPlanOptions):
     )
     timers: bool = flag(TIMERS_TEXT)
     erase: bool = flag(
-        "also rewrite objects with expired and live messages; needs that no writer is attached"
+        "also rewrite objects with expired and live messages; no writer may be attached"
     )
 
 
