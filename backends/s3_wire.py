@@ -347,7 +347,7 @@ class S3Wire(Protocol):
 
 # -- errors ----------------------------------------------------------------------------------------
 #
-# From an answer of an S3 server to one of our errors; what each means stands in ``backends.s3_wire``.
+# From an answer of an S3 server to one of our errors; what each means stands in the table above.
 
 _DENIED_CODES = {"AccessDenied", ""}
 """With a 403. An answer to HEAD has no code."""

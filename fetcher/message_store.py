@@ -198,7 +198,7 @@ class TieredMessageStore:
         timeout_s: float | None = None,
         policy: Policy | None = None,
     ) -> QueueOffset:
-        """A queue offset by store time: what ``Boundary`` says. See ``fetcher.message_store``.
+        """A queue offset by store time: what ``Boundary`` says.
 
         InvalidError: neither side has the queue. StoreUnavailableError: the tier has to be asked, and did not answer; try
         again.

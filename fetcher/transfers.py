@@ -1,6 +1,6 @@
 """The request layer: from "this range of this object is wanted" to its bytes.
 
-Overview. ``Transfers`` puts a lock around ``fetcher.transfers``, which decides, and does what that says: calls
+Overview. ``Transfers`` puts a lock around ``TransferState``, which decides, and does what that says: calls
 ``store.get`` in the executor's threads, and ends futures. There is no thread of its own: who asks sends, who finishes
 sends the next, and a ``Ticker`` calls ``tick``. An ``AskingStore`` is a store whose reads are such requests.
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 # Overview. Each wish (``take_up``) is for a *range*; equal wishes share it. Ranges wait in two *queues*, what is waited for
 # now before read-ahead, streams in turn within each. When a slot, bytes and tokens are free the next one is sent as a
 # *request*, with its neighbours of the same queue. A slow request is attempted a second time. Every method takes the
-# moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does it.
+# moment and leaves what is to be done in ``effects``; ``Transfers`` does it.
 #
 # Ordering. First come, first served within a stream and a queue. What does not fit (bytes, tokens) holds up all behind
 # it, so that a large request is never starved by small ones; a single one larger than the limit passes alone.
@@ -207,7 +207,7 @@ class HedgeBudget:
         self._saved -= 1
 
 
-# -- transfer_state
+# -- what is decided
 
 QUICK_SECONDS = 0.002
 """Calls that are made together take no longer as a rule, one after another."""

@@ -9,7 +9,7 @@ delivered, and how far each queue of the store was then; what was delivered sinc
 behind that place, by unique id and due time. So each is delivered once. As long as it says no time (a broker's directory)
 the broker's own ``config/timercheck`` and ``config/delayOffset.json`` say how far it was.
 
-A broker that starts on the directory goes on with what waits, where this wheel was stopped cleanly (``timer.local_target``).
+A broker that starts on the directory goes on with what waits, where this wheel was stopped cleanly (``leave_wheel``).
 After a kill it may deliver again what was delivered since the clean stop before.
 
 Never early: what is noted as due (``TIMER_OUT_MS``) is the second before the time that was asked for, and a message is
@@ -129,7 +129,7 @@ def leave_wheel(
     read_ms: int,
     now_ms: int,
 ) -> None:
-    """Leave what a broker needs; see the module.
+    """Leave what a broker needs to go on with the timers that wait.
 
     Args:
         last: Physical offset and size of the timer topic's last record.

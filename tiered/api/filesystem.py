@@ -351,7 +351,7 @@ def _options(given: dict[str, Any]) -> S3Options:
 
 # -- dataset -------------------------------------------------------------------------------------
 #
-# A topic as a dataset of pyarrow: the Arrow files of ``tiered.api.filesystem``, each with what is known of it beforehand.
+# A topic as a dataset of pyarrow: the Arrow files of the file system above, each with what is known of it beforehand.
 #
 # One mechanism for both: pyarrow (and whatever takes its datasets, as DuckDB and Polars) opens a file when it comes to it
 # and lets go of it when its rows are used; what it reads ahead of a slow reader ends at 1 GiB. What is known of a file

@@ -53,7 +53,7 @@ class BodyColumns:
 
     format: Annotated[str, _is_format]  # one of ``FORMATS``
     columns: str = ""
-    """Names and types as ``tiered.archive.bodies`` writes them, without ``PREFIX``; empty for text."""
+    """Names and types as ``BodyLayout`` writes them, without ``PREFIX``; empty for text."""
     definition: str = ""
     """For Avro the schema, for Protocol Buffers a descriptor set in base64; else empty."""
     message: str = ""  # for Protocol Buffers the full name of the message; else empty
@@ -644,7 +644,6 @@ class Decoded:
 NAMES_MAX = 64
 """Members that are counted by name, of one kind; who uses ids as names gets no count for each."""
 OTHERS = "(others)"
-_NAME_CHARS_MAX = 256
 _SHOWN = 8
 
 

@@ -1,7 +1,7 @@
 """Measures reading through the fetcher, beside plain concurrent ranged GETs of the same bytes in the same minute.
 
 Both sides go through one ``SlowStore``, with as many requests under way at once, and do nothing with the bytes but count;
-the plain side does not check them either. How the readers behave is in ``tiered.bench.read``.
+the plain side does not check them either.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
         **picked(at.place, "cluster", "broker"),
         "archive": url,
         "topics": rows,
-        "applied": {"topics": updated, "was_applied": not updated} if options.apply else None,
+        "applied": {"topics": updated} if options.apply else None,
     }
     return show_plan(
         call,

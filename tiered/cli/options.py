@@ -361,7 +361,7 @@ else:
 
 _PLACES = frozenset({"DIR", "FILE"})
 _NAMED = frozenset({"topic", "topics", "exclude", "broker", "brokers", "cluster"})
-"""Fields whose values are names of a tier or a store (``tiered.cli.options``)."""
+"""Fields whose values are names of a tier or a store."""
 
 
 class _Kind(_ParamType):
@@ -479,7 +479,7 @@ def taken(kind: type[T], options: object, **more: object) -> T:
 
 
 def read_file(path: str, settings: Sequence[Setting]) -> tuple[dict[str, object], object]:
-    """The settings of a TOML file by key, not converted yet; and its table of rules for topics (``tiered.cli.options``)."""
+    """The settings of a TOML file by key, not converted yet; and its table of rules for topics."""
     import tomllib
 
     from backends.local_files import read_regular

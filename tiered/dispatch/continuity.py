@@ -10,7 +10,7 @@ that does not fit is *suspect*: nothing of it is taken until a compensate thread
 - it has other messages from some offset on: ``truncate`` ends the queue there (power loss, truncation, a backup).
 - nothing is in common: ``incarnation`` begins the queue anew (its topic was deleted and created again).
 
-Queues of which there is no record to compare: ``tiered.dispatch.continuity``.
+Queues of which there is no record to compare: "beginnings", below.
 
 Ordering: the entry is written when all that was taken of the queue is durable and named; then the queue goes on from the
 journal's state, and the follower is told where (``take_moved``).

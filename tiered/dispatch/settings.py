@@ -50,7 +50,7 @@ class DispatchSettings:
     bundle_bytes: int = 16 * MIB
     """A round's bundles are of about so many bytes; it is due at half as many more (``round_bytes``)."""
     buffer_bytes_max: int = 128 * MIB
-    """Limit of the records held in memory; see ``tiered.dispatch.settings`` for the formula."""
+    """Limit of the records held in memory; the module has the formula."""
     window_bytes: int = 30 * MIB
     """Bytes of the local log looked at in one step (more where queues are many, ``step_bytes``): two bundles of
     default size, with room to spare, so that they are not three."""

@@ -236,8 +236,8 @@ def parse_trailer(tail: bytes, *, where: str) -> Trailer:
 # not there is taken for one that is once in 4,096 times, at 18 bits an item: as with a Bloom filter of that size, which
 # does not say where.
 #
-# Around the payload lies ``tiered.format.object`` with blocks of ``INDEX_BLOCK_BYTES``. The description holds ``kind``
-# (index), ``count``, ``bucket_bits``, ``store_min_ms``, ``store_max_ms``, and ``covers``: rows of topic, queue id,
+# Around the payload lies the layout of every object (above), with blocks of ``INDEX_BLOCK_BYTES``. The description holds
+# ``kind`` (index), ``count``, ``bucket_bits``, ``store_min_ms``, ``store_max_ms``, and ``covers``: rows of topic, queue id,
 # incarnation, start and end (queue offsets).
 
 ITEM: Final = np.dtype(

@@ -172,7 +172,7 @@ _LONG_TOGETHER: Final = 32
 class Keys:
     """The keys of some messages: one element a key in each array, in no particular order."""
 
-    hashes: Hashes  # uint64[n], see ``tiered.index.extract``
+    hashes: Hashes  # uint64[n]
     items: Items
     """As an index object has them, but for ``queue``: queue offsets are counted from ``start``."""
     start: int

@@ -665,7 +665,7 @@ class QueueReader:
         return [lost for one in found for lost in one.named]
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> QueueOffset:
-        """A queue offset by store time (``tiered.log.reader``: what it means, and the requests that it takes)."""
+        """A queue offset by store time: what ``Boundary`` says."""
 
         def find(place: HistoryPlace) -> QueueOffset | None:
             return find_by_time(

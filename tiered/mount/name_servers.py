@@ -19,7 +19,7 @@ brokers. With ``is_sharing`` nothing is left out.
 
 Topics are the tier's, those that a decommissioned broker had (with their queue counts and attributes, also where a queue has
 never had a message), the names of broker and cluster (each broker has both as topics, and a name server does not take a
-broker with one topic alone), what a proxy made for itself (``tiered.mount.name_servers``), and the retry topics of groups
+broker with one topic alone), what a proxy made for itself (below), and the retry topics of groups
 that have consumers here, so that clients and ``mqadmin`` find the group's broker by their route. ``version`` goes up with
 every change; name servers look at nothing else. For one thread.
 """

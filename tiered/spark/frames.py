@@ -568,7 +568,7 @@ def file_uris(
     state = read_archive(archive)
     keys = [file.key for file in plan_files(state, wanted or Selection()).files]
     if is_proved:
-        prove_whole(archive, state, keys)
+        prove_whole(archive, state, set(keys))
     return [uri_of(archive, key, scheme=scheme) for key in keys]
 
 

@@ -309,7 +309,7 @@ class MessageStore(Closing):
         return self._upkeep.in_use.use(position)
 
     def hold_expiry(self, held_from: Callable[[], int] | None) -> None:
-        """Have expiry keep what is at or above the physical offset that is told (see ``tiered.store.embedded``)."""
+        """Have expiry keep what is at or above the physical offset that is told."""
         self._upkeep.held_from = held_from
 
     def expire(self) -> Expired:

@@ -200,8 +200,7 @@ class Prepared:
     """Checked messages of one append.
 
     What a record says of its place (queue offset, physical offset, store time) is known only to the one writer, so the
-    heads are packed there, by ``heads``. Everything else is made by the thread that appends
-    (``tiered.store.encoding``).
+    heads are packed there, by ``heads``. Everything else is made by the thread that appends.
     """
 
     fields: MessageFields  # as given

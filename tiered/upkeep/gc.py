@@ -11,7 +11,7 @@ Retries and errors: a deletion that fails ends the run behind its batch; what wa
 is missing or strange, nothing is deleted.
 
 What was given up and shares a bundle with what is named is not an orphan: the plan says how much, and with ``erases``
-which bundles are to be rewritten without it (``tiered.upkeep.gc``, which a caller carries out before ``apply_gc``).
+which bundles are to be rewritten without it (``apply_erasure``, which a caller carries out before ``apply_gc``).
 
 After a crash: the ledger has the plan's digest; each object is there or gone. The same plan can be applied again (what is
 gone is counted as gone), or a new one be made.

@@ -667,7 +667,6 @@ def apply_rebuild_index(
 ) -> dict[str, Any]:
     """Drop what the plan says, and cover all that is not covered now.
 
-    Args:
     Returns:
         What was done: ``dropped``, ``objects``, ``items``, ``size_bytes``, what is left: ``unindexed_messages``, and
         ``damaged``: queues that cannot be read on, and why.

@@ -400,8 +400,7 @@ def _last_record(log: memoryview, items: memoryview, part: Part) -> memoryview:
 # Nothing says which record of the broker's an item of the file was, but what is left of the file: sound records have
 # the broker's physical offset still, and sound items their due time. Of the same hour the file has them in the
 # broker's order, as far as one import took them. So what is lost between two sound ones is looked for between these
-# two in the broker's log. That is a guess; the checksum that the journal has of the section is what proves it
-# (``tiered.upkeep.repair``).
+# two in the broker's log. That is a guess; the checksum that the journal has of the section is what proves it.
 #
 # Memory: five numbers for each record of the timer topics that is due in a damaged hour, and one part.
 # --------------------------------------------------------------------------------------------------
