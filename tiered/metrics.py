@@ -151,12 +151,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_upload_failures_total",
         _C,
-        "Uploads that failed or have an unknown outcome; each is repeated as another object.",
+        "Uploads that failed or have an unknown outcome; each is repeated as another object, and may leave an"
+        " orphan.",
     ),
     Metric(
         "tiered_file_switches_total",
         _C,
-        "Segments rolled after a failed upload; each leaves an orphan.",
+        "Segments rolled after a failed upload: one for each queue in the bundle.",
     ),
     Metric(
         "tiered_store_trouble_seconds",

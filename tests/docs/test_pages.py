@@ -36,9 +36,10 @@ ELSEWHERE = {
 }
 """Pages, and kinds of blocks of theirs, that another file runs."""
 NOT_RUN = {
-    r"(env/bin/)?pip install|python3.11 -m venv|env/bin/venv-pack": "asks a package index",
+    r"((env|/opt/tiered)/bin/)?pip install|python3(\.11)? -m venv|env/bin/venv-pack": "asks a package index",
     r"make ": "tests/packaging plans each target",
     r"mqshutdown |systemctl |install -m": "a broker of Java's, or systemd: tests/mount and tests/deploy have them",
+    r"useradd |mkdir -p /etc/": "changes this machine",
     r"podman": "containers: tests/deploy builds and runs them",
     r".*--engine spark|PYSPARK_PYTHON=|printf ": "a JVM for each: tests/spark starts such jobs",
     r".*--body-schema ": "schemas of the reader's own: tests/archive has some of each kind",
