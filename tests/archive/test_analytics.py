@@ -58,6 +58,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line.removeprefix("$ "), comments=True) for line in lines[first : last + 1]]
 
 
+@pytest.mark.slow
 def test_from_nothing_to_a_chart(tmp_path: Path) -> None:
     programs = {"tiered": [sys.executable, "-m", "tiered"], "python": [sys.executable]}
     for words in commands(PAGE):

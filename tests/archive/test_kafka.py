@@ -508,7 +508,7 @@ def by_spark(frame: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "name",
     [
-        "k02-transactions",
+        pytest.param("k02-transactions", marks=pytest.mark.slow),
         pytest.param("k01-basic", marks=pytest.mark.slow),
         pytest.param("k03-compacted-after", marks=pytest.mark.slow),
     ],

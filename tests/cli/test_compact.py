@@ -259,6 +259,7 @@ def test_attach_compacts_by_itself_when_asked(tiered: CommandLine, store: Path, 
     assert "stays" in tiered("attach", store, "--to", url, "--once", "--compact").error
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_spark_leaves_what_this_process_leaves(tiered: CommandLine, store: Path, tmp_path: Path):

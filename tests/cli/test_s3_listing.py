@@ -67,7 +67,13 @@ def proxy(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProx
         yield proxy
 
 
-@pytest.mark.parametrize("client", [(), SIGNED], ids=["fast-client", "signing-client"])
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param((), id="fast-client"),
+        pytest.param(SIGNED, id="signing-client", marks=pytest.mark.slow),
+    ],
+)
 def test_a_listing_that_is_not_whole_is_no_damage(
     tiered: CommandLine, basic: Path, moto: S3Server, proxy: FaultProxy, client: tuple[str, ...]
 ):

@@ -137,6 +137,7 @@ def test_many_files_are_looked_at_by_their_folders(tmp_path: Path, session: Any)
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_both_as_one_frame(shop: Shop, session: Any) -> None:

@@ -49,6 +49,7 @@ def write_some(descriptor: int, chunks: list[bytes], at: int) -> int:
     return os.pwrite(descriptor, raw[: 2 * len(raw) // 3 + 1], at)
 
 
+@pytest.mark.slow
 def test_every_remainder(tmp_path: Path):
     """Behind two records from none to a whole record more than fits: 8 bytes are a blank, 7 are too few."""
     message = NewMessage("t", 0, b"")
